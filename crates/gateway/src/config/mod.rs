@@ -1,0 +1,255 @@
+//! What the operator wants, validated and ready to use.
+//!
+//! Two steps: [`file`] is the configuration as written (serde, TOML, environment), [`validate`] turns it into the types below and
+//! reports every mistake at once. Code outside this module never sees a raw value: durations are `Duration`, sizes are bytes, names
+//! are resolved. This module opens no sockets and starts nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use secret::Secret;
+
+pub mod secret;
+
+/// The whole configuration of one generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub server: Server,
+    pub admin: Admin,
+    pub limits: Limits,
+    pub cors: Cors,
+    pub log: Log,
+    /// Empty: no client keys, every caller is the principal `anonymous`.
+    pub keys: Vec<ClientKey>,
+    /// At least one; the order is the order of the file.
+    pub upstreams: Vec<Upstream>,
+    /// Index into `upstreams`: where requests go that name no model (`/v1/files`, multipart bodies) and, if
+    /// `unknown_models` says so, where unknown models go.
+    pub default_upstream: usize,
+    /// What a model name that no upstream lists gets.
+    pub unknown_models: UnknownModels,
+}
+
+/// The data plane's listener. Changing it needs a restart; reload says so and keeps the old one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Server {
+    pub listen: SocketAddr,
+    /// Serve without client keys on an address that is not loopback.
+    pub allow_unauthenticated: bool,
+    pub tls: Option<ServerTls>,
+    /// Worker threads, each with a runtime and connection pool of its own. Default: the number of cores.
+    pub workers: NonZeroUsize,
+    pub connections_max: usize,
+    /// How long an idle client connection stays open. Longer than the balancers' (nginx 60–75 s, ALB 60 s).
+    pub keep_alive: Duration,
+    /// FIN from a client in mid-call: `Gone` cancels (default), `Serve` goes on until a write fails.
+    pub half_close: HalfClose,
+    /// Time after which an unacknowledged write ends the connection (TCP_USER_TIMEOUT), both sides.
+    pub tcp_user_timeout: Duration,
+    /// Idle time before TCP keep-alive probes, both sides.
+    pub tcp_keep_alive: Duration,
+    /// Time to go on accepting after SIGTERM while readiness already says no (balancers need it). Default 0.
+    pub drain_lag: Duration,
+    /// Time running calls have to finish after SIGTERM.
+    pub drain: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HalfClose {
+    Gone,
+    Serve,
+}
+
+/// PEM files, read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerTls {
+    pub cert_file: PathBuf,
+    pub key_file: PathBuf,
+}
+
+/// Health, readiness, metrics. Never on the data port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// `None` switches the admin listener off.
+    pub listen: Option<SocketAddr>,
+}
+
+/// Bounds in bytes, for one message or for the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Client request line and header fields. Default 64 KiB.
+    pub request_head_bytes: usize,
+    /// One request body. Default 64 MiB.
+    pub request_body_bytes: usize,
+    /// All request bodies held at once. Default 1 GiB.
+    pub request_bodies_total_bytes: usize,
+    /// An event up to this size is forwarded whole; a larger one in pieces. Default 64 KiB.
+    pub event_bytes: usize,
+    /// Read buffer of one upstream connection and write buffer of one client connection. Default 64 KiB.
+    pub stream_buffer_bytes: usize,
+    /// An upstream error body up to this size is read whole to check its shape. Default 1 MiB.
+    pub error_body_bytes: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Cors {
+    /// Exact origins (`https://app.example`), or `*`. Empty (default): no origin is allowed.
+    pub origins: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    pub format: LogFormat,
+    /// `error`, `warn`, `info`, `debug`, `trace`.
+    pub level: Level,
+    /// One line per call on standard output. Default on.
+    pub access: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// A client key: its name (the principal, appears in logs and metrics) and the SHA-256 of the key itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientKey {
+    pub name: String,
+    pub sha256: [u8; 32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownModels {
+    /// Refuse with the dialect's own model-not-found error (default with several upstreams or a `models` list).
+    Refuse,
+    /// Send to the default upstream (default when the one upstream lists no models).
+    Default,
+}
+
+/// A named pool of model servers that serve the same models.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Upstream {
+    pub name: String,
+    /// Label of the server kind (`vllm`, `llama.cpp`, `openai`, `anthropic`, `other`); fills defaults.
+    pub kind: Kind,
+    pub endpoints: Vec<Endpoint>,
+    /// Model names routed here, exact or with one trailing `*`. Empty: any name.
+    pub models: Vec<String>,
+    /// Name that clients use → name that is sent upstream.
+    pub aliases: BTreeMap<String, String>,
+    pub api_key: Option<Secret>,
+    /// How the key is sent.
+    pub auth: AuthStyle,
+    /// Calls that may run here at once, over all endpoints.
+    pub slots: NonZeroUsize,
+    /// Calls that may wait for a slot. 0: none waits.
+    pub queue: usize,
+    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while. Default 0.
+    pub settle: Duration,
+    pub timeouts: Timeouts,
+    pub pool: Pool,
+    pub tls: UpstreamTls,
+    /// Comment lines sent to the client while a stream is silent. `None`: off.
+    pub heartbeat: Option<Duration>,
+    /// Ask for usage on streams whose client did not, and keep the extra event from the client.
+    pub ask_usage: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Vllm,
+    LlamaCpp,
+    OpenAi,
+    Anthropic,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthStyle {
+    /// `Authorization: Bearer KEY`
+    Bearer,
+    /// `x-api-key: KEY`
+    XApiKey,
+}
+
+/// One address of an upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    pub tls: bool,
+    /// Host name or IP literal, without brackets.
+    pub host: String,
+    pub port: u16,
+    /// Path prefix without a trailing slash (`""` or `/openai`). A trailing `/v1` in the URL is dropped, since every route carries it.
+    pub base_path: String,
+}
+
+/// Every wait has a name and a limit. `None` is off, only possible where the field says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Connection accepted, or previous answer sent and first byte of the next request read → request head complete. 10 s. Server-wide.
+    pub request_head: Duration,
+    /// Longest time in which a client may send less than 1 KiB of its body. 10 s. Server-wide.
+    pub request_body: Duration,
+    /// Offered → slot. 30 s.
+    pub queue: Duration,
+    /// Slot → a connection may be opened or reused (endpoint connection limit). 10 s.
+    pub pool: Duration,
+    /// Name lookup and TCP connect, over all addresses. 5 s.
+    pub connect: Duration,
+    /// TLS handshake upstream (and, for the listener, downstream). 5 s.
+    pub tls: Duration,
+    /// Request sent → response head. 600 s: a non-streaming answer comes with its head.
+    pub response_head: Duration,
+    /// Response head → first meaningful event of a stream. 600 s.
+    pub first_event: Duration,
+    /// No byte at all from the upstream in mid-body; any byte, comments too, starts it again. 180 s.
+    pub silence: Duration,
+    /// No meaningful event in mid-stream; comments and pings do not feed it. 600 s.
+    pub idle: Duration,
+    /// Longest time in which the client takes no byte that waits for it. 30 s.
+    pub write: Duration,
+    /// Request accepted → answer ended. Off.
+    pub total: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Open connections to one endpoint, over all workers. Default: `slots` + 16.
+    pub connections_max: usize,
+    /// Idle connections are closed after this time (a `Keep-Alive: timeout` from the server shortens it). 4 s.
+    pub idle: Duration,
+    pub http: HttpVersion,
+    /// How long a failed endpoint is left out. 5 s.
+    pub eject: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpVersion {
+    /// HTTP/1.1, over TLS too (default for `http://`).
+    Http1,
+    /// HTTP/2: prior knowledge over plain TCP, ALPN `h2` over TLS.
+    Http2,
+    /// By ALPN; HTTP/1.1 over plain TCP (default for `https://`).
+    Auto,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// PEM file of extra trusted roots; the system's roots are always trusted.
+    pub ca_file: Option<PathBuf>,
+    /// Name to verify instead of the endpoint's host.
+    pub server_name: Option<String>,
+}
