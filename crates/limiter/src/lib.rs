@@ -1,1 +1,109 @@
+//! A limiter whose slots are owned by the work and whose queue is owned by the waiter.
+//!
+//! A **call** is work; a **waiter** is somebody interested in it. They end at different times. A
+//! limiter that gives the slot back when the *waiter* gives up lets a limit of one run three: the
+//! timeout ended the wait, not the work. Here a started call has two handles with lives of their own:
+//!
+//! | handle | owned by | drop means | holds |
+//! |---|---|---|---|
+//! | [`Place`] | the waiter | leaves the queue at once | a place in the queue |
+//! | [`Waiter`] | the waiter | "I leave": the call is *abandoned* | nothing |
+//! | [`Slot`] | the work | "it is over" | the slot |
+//! | [`Linger`] | a timer, a probe | the remote has ended too | the slot |
+//!
+//! ```
+//! use std::num::NonZeroUsize;
+//! use tidegate_limiter::{Ask, Ended, Limiter, Limits, Started};
+//!
+//! # fn now<F: Future + Unpin>(mut f: F) -> F::Output {
+//! #     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+//! #     match std::pin::Pin::new(&mut f).poll(&mut cx) {
+//! #         std::task::Poll::Ready(out) => out,
+//! #         std::task::Poll::Pending => panic!("no slot yet"),
+//! #     }
+//! # }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let one = NonZeroUsize::new(1).ok_or("zero")?;
+//! let limiter = Limiter::new(Limits::new(one))?;
+//!
+//! let place = limiter.offer(Ask::new("first", 0))?;
+//! let Started { waiter, slot, .. } = now(place)?; // `.await` elsewhere
+//!
+//! drop(waiter); // the caller timed out, the work runs on ..
+//! assert_eq!(limiter.snapshot().abandoned, 1);
+//!
+//! let second = limiter.offer(Ask::new("second", 0))?;
+//! assert_eq!(second.position(), Some(0)); // .. and nobody else starts beside it
+//!
+//! slot.finish(Ended::Ok); // now it is over, and the slot goes to the next
+//! now(second)?.slot.finish(Ended::Ok);
+//! assert_eq!(limiter.snapshot().ended.ok.abandoned, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Two limits
+//!
+//! A queued call starts when `attended < limit` **and** `running + lingering < hard_limit`, where
+//! `running = attended + abandoned`. With `hard_limit = limit`, the default, leftovers take the place
+//! of attended calls and nothing ever runs above the limit. `hard_limit - limit` is the number of
+//! leftovers that do not cost attended calls their slots. A lingering call holds a slot as an abandoned
+//! one does. No time limit takes a slot from running work: that would be the old bug with a delay.
+//!
+//! When leftovers block (fewer than `limit` calls are attended, yet the hard limit is reached) offers
+//! are still queued, as leftovers usually end soon; once the queue is full they are rejected with
+//! [`Reason::LeftoverFull`] instead of [`Reason::QueueFull`], and [`Snapshot::leftovers_block`] says
+//! so at any time, for health checks and breakers.
+//!
+//! After a shrinking [`Limiter::resize`] more may run than the new limits allow; the bound is then
+//! "nothing starts until below", and the snapshot says `over_limit`.
+//!
+//! # Order
+//!
+//! First in, first out. A slot that comes free is handed to the next in the queue in the same
+//! transition, so nobody can barge in, and a slot is never free while a call is queued.
+//!
+//! # Errors
+//!
+//! [`Rejected`] and [`Refused`] say whether work had started (it had not, so a retry doubles nothing)
+//! and carry a retry-after from the measured drain rate.
+//!
+//! # Units
+//!
+//! Limits and gauges are in calls, sizes in bytes, times in [`Duration`](std::time::Duration) at a
+//! resolution of one microsecond.
+//!
+//! # Cost
+//!
+//! One short lock per transition, held for a few list operations. Wakers are woken, and labels and
+//! wakers dropped, outside it. The clock is read before it.
+
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod arena;
+mod call;
+mod clock;
+mod error;
+mod ledger;
+mod limiter;
+mod limits;
+mod place;
+mod snapshot;
+mod sync;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+pub use self::{
+    call::{Abandoned, CannotReturn, Linger, Slot, Started, Waiter},
+    clock::{Clock, ManualClock},
+    error::{Reason, Refused, Rejected},
+    limiter::Limiter,
+    limits::{Ask, Limits, LimitsError, MAX_CALLS},
+    place::Place,
+    snapshot::{Ended, EndedCounts, LeftCounts, RejectedCounts, RunningCall, Snapshot, Split},
+};

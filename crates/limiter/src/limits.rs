@@ -1,0 +1,169 @@
+//! What an operator sets and what a caller asks for.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// The largest `limit`, `hard_limit` and `queue` that are accepted: 2^24, far above any sane setting.
+pub const MAX_CALLS: usize = 1 << 24;
+
+/// The bounds of one limiter. There is no way to make an unbounded queue.
+///
+/// `limit` bounds the *attended* calls, `hard_limit` bounds everything that really occupies the
+/// upstream: attended, abandoned and lingering. They are equal by default, so that a limit of one
+/// never runs two. The difference, if any, is the number of leftovers an operator tolerates beside
+/// a full set of attended calls.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+/// use tidegate_limiter::Limits;
+///
+/// let eight = NonZeroUsize::new(8).expect("not zero");
+/// let limits = Limits::new(eight).with_queue(4).with_queue_bytes(1 << 20);
+/// assert_eq!(limits.hard_limit, eight);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The most attended calls at once, in calls.
+    pub limit: NonZeroUsize,
+    /// The most calls that really occupy the upstream at once, in calls. Never below `limit`.
+    pub hard_limit: NonZeroUsize,
+    /// The most queued calls, in calls. Zero means: start at once or be rejected.
+    pub queue: usize,
+    /// The most [`Ask::bytes`] the queued calls may hold together, in bytes.
+    pub queue_bytes: u64,
+}
+
+/// Why [`Limits`] are not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitsError {
+    /// A limit of zero would never start anything.
+    Zero,
+    /// `hard_limit` is below `limit`.
+    HardBelowLimit {
+        /// The attended limit, in calls.
+        limit: usize,
+        /// The hard limit, in calls.
+        hard_limit: usize,
+    },
+    /// A number above [`MAX_CALLS`].
+    TooLarge {
+        /// The name of the setting.
+        setting: &'static str,
+        /// Its value, in calls.
+        value: usize,
+    },
+}
+
+/// What a caller brings to the limiter.
+///
+/// ```
+/// use tidegate_limiter::Ask;
+///
+/// let ask = Ask::new("POST /v1/chat/completions", 4096);
+/// assert_eq!(ask.bytes, 4096);
+/// assert_eq!(Ask::default().bytes, 0);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ask {
+    /// Names the call in reports of what still runs. Cheap to clone; empty by default.
+    pub label: Arc<str>,
+    /// What the caller holds in memory while it is queued, in bytes.
+    pub bytes: u64,
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// `limit` calls at once, attended or not, a queue of the same length, 256 MiB of queued bytes.
+    #[must_use]
+    pub const fn new(limit: NonZeroUsize) -> Self {
+        Self {
+            limit,
+            hard_limit: limit,
+            queue: limit.get(),
+            queue_bytes: 256 << 20,
+        }
+    }
+
+    /// Sets the most queued calls.
+    #[must_use]
+    pub const fn with_queue(mut self, calls: usize) -> Self {
+        self.queue = calls;
+        self
+    }
+
+    /// Sets the most bytes the queued calls may hold together.
+    #[must_use]
+    pub const fn with_queue_bytes(mut self, bytes: u64) -> Self {
+        self.queue_bytes = bytes;
+        self
+    }
+
+    /// Sets the most calls that may really run, leftovers included.
+    #[must_use]
+    pub const fn with_hard_limit(mut self, calls: NonZeroUsize) -> Self {
+        self.hard_limit = calls;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LimitsError> {
+        let (limit, hard_limit) = (self.limit.get(), self.hard_limit.get());
+        for (setting, value) in [
+            ("limit", limit),
+            ("hard_limit", hard_limit),
+            ("queue", self.queue),
+        ] {
+            if value > MAX_CALLS {
+                return Err(LimitsError::TooLarge { setting, value });
+            }
+        }
+        if hard_limit < limit {
+            return Err(LimitsError::HardBelowLimit { limit, hard_limit });
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<usize> for Limits {
+    type Error = LimitsError;
+
+    fn try_from(limit: usize) -> Result<Self, LimitsError> {
+        let limits = Self::new(NonZeroUsize::new(limit).ok_or(LimitsError::Zero)?);
+        limits.check()?;
+        Ok(limits)
+    }
+}
+
+// === impl LimitsError ===
+
+impl fmt::Display for LimitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero => write!(f, "a limit of zero would never start anything"),
+            Self::HardBelowLimit { limit, hard_limit } => {
+                write!(f, "hard_limit {hard_limit} is below limit {limit}")
+            }
+            Self::TooLarge { setting, value } => {
+                write!(f, "{setting} {value} is above {MAX_CALLS}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for LimitsError {}
+
+// === impl Ask ===
+
+impl Ask {
+    /// A call named `label` that holds `bytes` bytes while it is queued.
+    #[must_use]
+    pub fn new(label: impl Into<Arc<str>>, bytes: u64) -> Self {
+        Self {
+            label: label.into(),
+            bytes,
+        }
+    }
+}
