@@ -1,1 +1,49 @@
+//! What an LLM gateway must know of the bytes it carries: event streams, request bodies, token usage, error
+//! shapes, model lists. Sans-IO: bytes in, facts out. No socket, no clock, no task.
+//!
+//! The bytes of a stream are never changed here; the scanner only cuts them where an event ends and tells what it
+//! saw. Request edits are splices. What cannot be read is passed on and counted, never a panic.
+
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::panic,
+        clippy::expect_used,
+        clippy::unreachable
+    )
+)]
+
+mod answer;
+mod envelope;
+mod inspect;
+mod json;
+mod models;
+mod request;
+mod sse;
+mod stream;
+mod usage;
+mod watch;
+mod wrap;
+
+pub use answer::{AnswerFacts, answer_facts};
+pub use envelope::{ErrorText, error_body, error_event};
+pub use models::{ModelEntry, ModelsError, anthropic_models_body, models_body, parse_models};
+pub use request::{Edit, Peek, PeekError, peek, splice};
+pub use stream::{Facts, Piece, StreamError, StreamScanner, Terminal};
+pub use usage::{Usage, UsageSource};
+pub use wrap::{Wrapped, wrap_error};
+
+/// Whose event and error shapes a request speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Chat, completions, embeddings, and everything else under `/v1`.
+    OpenAi,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/messages`.
+    Anthropic,
+}

@@ -1,0 +1,427 @@
+//! The few request fields the gateway acts on, and edits that leave every other byte alone.
+
+use crate::Dialect;
+use crate::json::{Cursor, Fault, Kind, is_key, quote};
+use bytes::Bytes;
+use std::fmt;
+use std::ops::Range;
+
+/// What a request body asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peek {
+    /// `model`.
+    pub model: Option<String>,
+    /// `stream`, false if absent.
+    pub stream: bool,
+    /// `stream_options.include_usage` (OpenAI).
+    pub include_usage: Option<bool>,
+    /// `background` (Responses), false if absent.
+    pub background: bool,
+    /// The bound on output tokens, under whichever name the dialect has for it.
+    pub max_tokens: Option<u64>,
+    spans: Spans,
+}
+
+/// Where in the body the edits go.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Spans {
+    /// Just behind the `{` of the body, and whether no member follows.
+    top: usize,
+    top_empty: bool,
+    model: Option<Range<usize>>,
+    options: Options,
+    /// `stream_options` is a word of this dialect.
+    has_options: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Options {
+    #[default]
+    Absent,
+    Null(Range<usize>),
+    Object {
+        open: usize,
+        empty: bool,
+        include_usage: Option<Range<usize>>,
+    },
+}
+
+/// A request body the gateway will not send on, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeekError {
+    /// What is wrong, ready to be shown to the caller.
+    pub what: String,
+    /// The field it is about, if one.
+    pub param: Option<&'static str>,
+    /// Bytes from the start of the body.
+    pub offset: usize,
+    /// Counted from 1.
+    pub line: usize,
+    /// In bytes, counted from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for PeekError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            what,
+            offset,
+            line,
+            column,
+            ..
+        } = self;
+        write!(f, "{what} (line {line}, column {column}, byte {offset})")
+    }
+}
+
+impl std::error::Error for PeekError {}
+
+/// A refusal before its place is turned into line and column.
+#[derive(Debug)]
+struct Refusal {
+    at: usize,
+    what: String,
+    param: Option<&'static str>,
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self {
+            at: fault.at,
+            what: format!("the request body {}", fault.what),
+            param: None,
+        }
+    }
+}
+
+impl Refusal {
+    fn field(at: usize, param: &'static str, must: &str) -> Self {
+        Self {
+            at,
+            what: format!("`{param}` {must}"),
+            param: Some(param),
+        }
+    }
+
+    fn place(self, body: &[u8]) -> PeekError {
+        let before = body.get(..self.at).unwrap_or(body);
+        let line_start = memchr::memrchr(b'\n', before).map_or(0, |at| at + 1);
+        PeekError {
+            what: self.what,
+            param: self.param,
+            offset: self.at,
+            line: memchr::memchr_iter(b'\n', before).count() + 1,
+            column: before.len() - line_start + 1,
+        }
+    }
+}
+
+/// Reads a request body: all of it is checked to be one JSON object in UTF-8, and nothing of it is decoded but
+/// the fields of [`Peek`].
+///
+/// # Errors
+/// If it is not such an object, is nested too deep, or one of those fields comes twice or has the wrong type.
+pub fn peek(body: &Bytes, dialect: Dialect) -> Result<Peek, PeekError> {
+    read(body, dialect).map_err(|refusal| refusal.place(body))
+}
+
+fn read(body: &[u8], dialect: Dialect) -> Result<Peek, Refusal> {
+    if let Err(error) = std::str::from_utf8(body) {
+        let what = "the request body is not UTF-8; encode it as UTF-8".to_owned();
+        return Err(Refusal {
+            at: error.valid_up_to(),
+            what,
+            param: None,
+        });
+    }
+    let mut cursor = Cursor::new(body);
+    if cursor.peek() != Some(b'{') {
+        let what = if cursor.peek().is_none() {
+            "the request body is empty; send a JSON object"
+        } else {
+            "the request body is not a JSON object; send one"
+        };
+        return Err(Refusal {
+            at: cursor.pos(),
+            what: what.to_owned(),
+            param: None,
+        });
+    }
+    let mut reader = Reader::new(dialect);
+    reader.spans.top = cursor.pos() + 1;
+    reader.spans.top_empty = true;
+    cursor.object(|c, key| {
+        reader.spans.top_empty = false;
+        reader.member(c, key)
+    })?;
+    cursor.end()?;
+    Ok(reader.done())
+}
+
+#[derive(Debug)]
+struct Reader {
+    dialect: Dialect,
+    model: Option<String>,
+    stream: Option<bool>,
+    include_usage: Option<bool>,
+    background: Option<bool>,
+    max_tokens: Option<u64>,
+    /// OpenAI's older name; the newer one wins.
+    max_tokens_old: Option<u64>,
+    seen: Vec<&'static str>,
+    spans: Spans,
+}
+
+impl Reader {
+    fn new(dialect: Dialect) -> Self {
+        Self {
+            dialect,
+            model: None,
+            stream: None,
+            include_usage: None,
+            background: None,
+            max_tokens: None,
+            max_tokens_old: None,
+            seen: Vec::new(),
+            spans: Spans {
+                has_options: dialect == Dialect::OpenAi,
+                ..Spans::default()
+            },
+        }
+    }
+
+    fn done(self) -> Peek {
+        Peek {
+            model: self.model,
+            stream: self.stream.unwrap_or(false),
+            include_usage: self.include_usage,
+            background: self.background.unwrap_or(false),
+            max_tokens: self.max_tokens.or(self.max_tokens_old),
+            spans: self.spans,
+        }
+    }
+
+    /// The field of this dialect that a raw key names, escapes considered.
+    fn field(&self, key: &[u8]) -> Option<&'static str> {
+        let words: &[&'static str] = match self.dialect {
+            Dialect::OpenAi => &[
+                "model",
+                "stream",
+                "stream_options",
+                "max_completion_tokens",
+                "max_tokens",
+            ],
+            Dialect::Responses => &["model", "stream", "background", "max_output_tokens"],
+            Dialect::Anthropic => &["model", "stream", "max_tokens"],
+        };
+        words
+            .iter()
+            .copied()
+            .find(|word| is_key(key, word.as_bytes()))
+    }
+
+    fn member(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
+        let Some(field) = self.field(key) else {
+            return Ok(c.skip()?);
+        };
+        c.peek();
+        self.once(field, c.pos())?;
+        match field {
+            "model" => self.model(c),
+            "stream" => {
+                self.stream = flag(c, field)?;
+                Ok(())
+            }
+            "background" => {
+                self.background = flag(c, field)?;
+                Ok(())
+            }
+            "stream_options" => self.options(c),
+            "max_tokens" => {
+                self.max_tokens_old = count(c, field)?;
+                Ok(())
+            }
+            _ => {
+                self.max_tokens = count(c, field)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn once(&mut self, field: &'static str, at: usize) -> Result<(), Refusal> {
+        if self.seen.contains(&field) {
+            return Err(Refusal::field(at, field, "comes twice; send it once"));
+        }
+        self.seen.push(field);
+        Ok(())
+    }
+
+    fn model(&mut self, c: &mut Cursor<'_>) -> Result<(), Refusal> {
+        let (kind, start) = (c.kind()?, c.pos());
+        let raw = c.value()?;
+        self.spans.model = Some(start..c.pos());
+        match kind {
+            Kind::Null => Ok(()),
+            Kind::String => {
+                let text = serde_json::from_slice::<String>(raw).map_err(|_| {
+                    Refusal::field(
+                        start,
+                        "model",
+                        "has an escape that is no character; send plain text",
+                    )
+                })?;
+                self.model = Some(text);
+                Ok(())
+            }
+            _ => Err(Refusal::field(start, "model", "must be a string")),
+        }
+    }
+
+    fn options(&mut self, c: &mut Cursor<'_>) -> Result<(), Refusal> {
+        let (kind, start) = (c.kind()?, c.pos());
+        match kind {
+            Kind::Null => {
+                c.skip()?;
+                self.spans.options = Options::Null(start..c.pos());
+            }
+            Kind::Object => {
+                let (mut empty, mut include_usage) = (true, None);
+                c.object(|c, key| {
+                    empty = false;
+                    if !is_key(key, b"include_usage") {
+                        return Ok(c.skip()?);
+                    }
+                    c.peek();
+                    let start = c.pos();
+                    self.once("stream_options.include_usage", start)?;
+                    self.include_usage = flag(c, "stream_options.include_usage")?;
+                    include_usage = Some(start..c.pos());
+                    Ok::<(), Refusal>(())
+                })?;
+                self.spans.options = Options::Object {
+                    open: start + 1,
+                    empty,
+                    include_usage,
+                };
+            }
+            _ => {
+                return Err(Refusal::field(
+                    start,
+                    "stream_options",
+                    "must be an object or null",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn flag(c: &mut Cursor<'_>, field: &'static str) -> Result<Option<bool>, Refusal> {
+    let (kind, start) = (c.kind()?, c.pos());
+    let text = c.value()?;
+    match kind {
+        Kind::Bool => Ok(Some(text == b"true")),
+        Kind::Null => Ok(None),
+        _ => Err(Refusal::field(
+            start,
+            field,
+            "must be true or false, without quotes",
+        )),
+    }
+}
+
+/// A number the upstream will judge; only a whole one tells us something.
+fn count(c: &mut Cursor<'_>, field: &'static str) -> Result<Option<u64>, Refusal> {
+    let (kind, start) = (c.kind()?, c.pos());
+    match kind {
+        Kind::Number | Kind::Null => Ok(c.whole_number()?),
+        _ => Err(Refusal::field(start, field, "must be a number")),
+    }
+}
+
+/// A change to a request body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edit<'a> {
+    /// Ask for this model.
+    Model(&'a str),
+    /// Ask for usage at the end of the stream. Does nothing in a dialect that has no such option.
+    IncludeUsage,
+}
+
+/// The body with these edits. Only the edited bytes differ; with nothing to change it is the same buffer.
+///
+/// `peek` must be of this very body.
+#[must_use]
+pub fn splice(body: &Bytes, peek: &Peek, edits: &[Edit<'_>]) -> Bytes {
+    let spans = &peek.spans;
+    let mut changes: Vec<(Range<usize>, String)> = Vec::new();
+    let mut members: Vec<String> = Vec::new();
+    let model = edits.iter().rev().find_map(|edit| match edit {
+        Edit::Model(name) => Some(*name),
+        Edit::IncludeUsage => None,
+    });
+    if let Some(name) = model {
+        match &spans.model {
+            _ if peek.model.as_deref() == Some(name) => {}
+            Some(span) => changes.push((span.clone(), quote(name))),
+            None => members.push(format!("\"model\":{}", quote(name))),
+        }
+    }
+    if edits.contains(&Edit::IncludeUsage) && spans.has_options && peek.include_usage != Some(true)
+    {
+        include_usage(&spans.options, &mut changes, &mut members);
+    }
+    if !members.is_empty() {
+        let mut text = members.join(",");
+        if !spans.top_empty {
+            text.push(',');
+        }
+        changes.push((spans.top..spans.top, text));
+    }
+    changes.sort_by_key(|(span, _)| span.start);
+    apply(body, &changes).unwrap_or_else(|| body.clone())
+}
+
+fn include_usage(
+    options: &Options,
+    changes: &mut Vec<(Range<usize>, String)>,
+    members: &mut Vec<String>,
+) {
+    match options {
+        Options::Absent => members.push("\"stream_options\":{\"include_usage\":true}".to_owned()),
+        Options::Null(span) => changes.push((span.clone(), "{\"include_usage\":true}".to_owned())),
+        Options::Object {
+            include_usage: Some(span),
+            ..
+        } => changes.push((span.clone(), "true".to_owned())),
+        Options::Object {
+            open,
+            empty,
+            include_usage: None,
+        } => {
+            let comma = if *empty { "" } else { "," };
+            changes.push((*open..*open, format!("\"include_usage\":true{comma}")));
+        }
+    }
+}
+
+/// `None` if there is nothing to do, or the spans are not of this body.
+fn apply(body: &Bytes, changes: &[(Range<usize>, String)]) -> Option<Bytes> {
+    if changes.is_empty() {
+        return None;
+    }
+    let grown: usize = changes.iter().map(|(_, text)| text.len()).sum();
+    let mut out = Vec::with_capacity(body.len() + grown);
+    let mut at = 0;
+    for (span, text) in changes {
+        out.extend_from_slice(body.get(at..span.start)?);
+        out.extend_from_slice(text.as_bytes());
+        at = span.end;
+    }
+    out.extend_from_slice(body.get(at..)?);
+    Some(Bytes::from(out))
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;
