@@ -82,6 +82,8 @@
 #![warn(missing_docs)]
 
 mod arena;
+#[cfg(feature = "http-body")]
+mod body;
 mod call;
 mod clock;
 mod error;
@@ -93,11 +95,17 @@ mod snapshot;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
+#[cfg(feature = "tokio")]
+mod timed;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(feature = "http-body")]
+pub use self::body::SlotBody;
+#[cfg(feature = "tokio")]
+pub use self::timed::{NotStarted, RunError};
 pub use self::{
     call::{Abandoned, CannotReturn, Linger, Slot, Started, Waiter},
     clock::{Clock, ManualClock},
