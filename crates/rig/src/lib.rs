@@ -1,1 +1,21 @@
+//! The judge: a fake upstream that counts the truth, a raw client, and load.
+//!
+//! It shares no code with what it judges. Everything here speaks HTTP/1.1 by
+//! hand over plain sockets, so that a fault can be made on purpose at any byte
+//! and nothing is tidied up on the way.
 #![forbid(unsafe_code)]
+
+mod answer;
+pub mod clock;
+mod http1;
+pub mod raw;
+pub mod script;
+pub mod sse;
+mod truth;
+mod upstream;
+
+pub use raw::{BodyEnd, Closed, RawClient, ResponseHead};
+pub use script::Script;
+pub use sse::Event;
+pub use truth::{CallTruth, Ended, PeerEnd, Truth};
+pub use upstream::FakeUpstream;
