@@ -30,7 +30,7 @@ pub(super) struct Answer<'a> {
     pen: Pen<'a>,
     script: &'a Script,
     ask: &'a Ask,
-    /// All events are written, the terminal one included.
+    /// All events were written while the peer was there.
     pub(super) terminal: bool,
     head_sent: bool,
     events: u64,
@@ -512,8 +512,8 @@ impl<'a> Answer<'a> {
     /// Ends the answer; `whole`: all of it was made.
     async fn end(&mut self, whole: bool) -> (Ended, Finish) {
         let script = self.script;
-        self.terminal = whole;
-        if whole {
+        self.terminal = whole && self.pen.gone.get().is_none();
+        if self.terminal {
             let call = self.pen.call;
             let ledger = &self.pen.shared.ledger;
             ledger.note(call, |c| c.terminal_ns = Some(now_ns()));
