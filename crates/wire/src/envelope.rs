@@ -78,7 +78,3 @@ pub fn error_event(dialect: Dialect, error: &ErrorText<'_>, sequence: Option<u64
         ),
     })
 }
-
-#[cfg(test)]
-#[path = "envelope_tests.rs"]
-mod tests;

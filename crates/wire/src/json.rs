@@ -468,7 +468,7 @@ fn whole(text: &[u8]) -> Option<u64> {
         return Some(number);
     }
     let float = text.parse::<f64>().ok()?;
-    let exact = float >= 0.0 && float <= 9_007_199_254_740_992.0 && float.fract() == 0.0;
+    let exact = (0.0..=9_007_199_254_740_992.0).contains(&float) && float.fract() == 0.0;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -179,7 +179,3 @@ pub fn anthropic_models_body<'a>(entries: impl Iterator<Item = &'a ModelEntry>) 
         rows.join(",")
     ))
 }
-
-#[cfg(test)]
-#[path = "models_tests.rs"]
-mod tests;

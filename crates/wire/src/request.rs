@@ -421,7 +421,3 @@ fn apply(body: &Bytes, changes: &[(Range<usize>, String)]) -> Option<Bytes> {
     out.extend_from_slice(body.get(at..)?);
     Some(Bytes::from(out))
 }
-
-#[cfg(test)]
-#[path = "request_tests.rs"]
-mod tests;

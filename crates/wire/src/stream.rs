@@ -311,7 +311,3 @@ impl StreamScanner {
         facts
     }
 }
-
-#[cfg(test)]
-#[path = "stream_tests.rs"]
-mod tests;

@@ -211,7 +211,3 @@ impl Found {
 fn string(c: &mut Cursor<'_>) -> Result<Option<String>, Fault> {
     Ok(c.string_or_skip()?.map(decode))
 }
-
-#[cfg(test)]
-#[path = "wrap_tests.rs"]
-mod tests;
