@@ -200,6 +200,9 @@ impl Ledger {
 
     /// Who is served next.
     fn next(&self) -> Option<Key> {
+        if cfg!(mutation = "newest_first") {
+            return self.queue.keys(&self.calls).last();
+        }
         self.queue.front(&self.calls)
     }
 
@@ -224,6 +227,11 @@ impl Ledger {
         }
         while self.has_room() {
             let Some(key) = self.next() else { return };
+            if cfg!(mutation = "barging") {
+                // Left for whoever comes first.
+                wakes.push(self.calls.get_mut(key).and_then(|call| call.waker.take()));
+                return;
+            }
             let waker = self.start(key);
             if !cfg!(mutation = "lost_wakeup") {
                 wakes.push(waker);
@@ -238,6 +246,9 @@ impl Ledger {
         key: Key,
         waker: Waker,
     ) -> (Poll<Option<Duration>>, Option<Waker>) {
+        if cfg!(mutation = "barging") && self.position(key).is_some() && self.has_room() {
+            drop(self.start(key));
+        }
         let Some(call) = self.calls.get_mut(key) else {
             return (Poll::Ready(None), Some(waker));
         };
@@ -257,8 +268,11 @@ impl Ledger {
             let queued_for = duration(call.queued_for);
             return Departure::Running { queued_for };
         }
-        self.unqueue(key);
         self.tally.left(why);
+        if cfg!(mutation = "tombstone") {
+            return Departure::Gone;
+        }
+        self.unqueue(key);
         match self.forget(key) {
             Some(remains) => Departure::Left { _remains: remains },
             None => Departure::Gone,
@@ -274,6 +288,9 @@ impl Ledger {
 
     fn unqueue(&mut self, key: Key) {
         self.queue.unlink(&mut self.calls, key);
+        if cfg!(mutation = "bytes_leak") {
+            return;
+        }
         if let Some(call) = self.calls.get(key) {
             self.queued_bytes -= call.bytes;
         }
@@ -305,14 +322,20 @@ impl Ledger {
         wakes.push(call.waker.take());
         self.abandoned.push_back(&mut self.calls, key);
         self.tally.abandoned += 1;
+        if cfg!(mutation = "slot_follows_waiter") {
+            return self.end(key, Outcome::Dropped).0;
+        }
         // Below a hard limit above the limit, an attended place has come free.
-        self.hand_off(&mut wakes);
+        if !cfg!(mutation = "no_hand_off_when_abandoned") {
+            self.hand_off(&mut wakes);
+        }
         wakes
     }
 
     /// The waiter of an abandoned call is back.
     pub(crate) fn come_back(&mut self, key: Key) -> Result<(), NoReturn> {
-        let full = self.attended() >= self.limits.limit.get();
+        let full =
+            self.attended() >= self.limits.limit.get() && !cfg!(mutation = "back_above_the_limit");
         let call = self.calls.get_mut(key).ok_or(NoReturn::Over)?;
         if call.state != State::Running {
             return Err(NoReturn::Over);
@@ -325,7 +348,7 @@ impl Ledger {
         }
         call.attended = true;
         self.abandoned.unlink(&mut self.calls, key);
-        self.tally.reattached += 1;
+        self.tally.reattached += u64::from(!cfg!(mutation = "return_not_counted"));
         Ok(())
     }
 
@@ -357,6 +380,9 @@ impl Ledger {
     /// A slot that its waiter left before picking it up.
     pub(crate) fn end_unclaimed(&mut self, key: Key) -> (Wakes, Option<Remains>) {
         self.tally.unclaimed += 1;
+        if cfg!(mutation = "unclaimed_leaks") {
+            return (Wakes::default(), None);
+        }
         self.end(key, Outcome::Dropped)
     }
 
@@ -377,6 +403,9 @@ impl Ledger {
                 call.since = now;
             }
             unused = call.waker.take();
+        }
+        if cfg!(mutation = "linger_frees_the_slot") {
+            return (self.end_linger(key, false).0, unused);
         }
         self.hand_off(&mut wakes);
         (wakes, unused)
@@ -423,7 +452,9 @@ impl Ledger {
         let mut wakes = Wakes::default();
         self.limits = limits;
         self.over_limit = true;
-        self.hand_off(&mut wakes);
+        if !cfg!(mutation = "growing_wakes_nobody") {
+            self.hand_off(&mut wakes);
+        }
         wakes
     }
 
@@ -432,6 +463,9 @@ impl Ledger {
         let mut wakes = Wakes::default();
         let mut all = Vec::new();
         self.closed = true;
+        if cfg!(mutation = "closing_forgets_the_queue") {
+            return (wakes, all);
+        }
         while let Some(key) = self.next() {
             if let Some(call) = self.calls.get_mut(key) {
                 wakes.push(call.waker.take());
@@ -457,6 +491,9 @@ impl Ledger {
     }
 
     fn occupied(&self) -> usize {
+        if cfg!(mutation = "abandoned_cost_nothing") {
+            return self.attended() + self.lingering.len();
+        }
         self.running.len() + self.lingering.len()
     }
 
@@ -465,7 +502,7 @@ impl Ledger {
     }
 
     fn queue_is_full(&self) -> bool {
-        self.queue.len() >= self.limits.queue
+        self.queue.len() >= self.limits.queue + usize::from(cfg!(mutation = "queue_one_longer"))
     }
 
     fn age_of<const L: usize>(

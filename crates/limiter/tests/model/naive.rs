@@ -1,0 +1,268 @@
+//! The limiter as one would write it without thinking of cost: a list of calls, scanned for everything.
+
+use std::time::Duration;
+
+use tidegate_limiter::{Ended, EndedCounts, LeftCounts, Limits, Reason, RejectedCounts, Split};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    Caller,
+    Deadline,
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Queued,
+    Running,
+    Lingering,
+    Ended,
+    Left(Left),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub(crate) state: State,
+    pub(crate) attended: bool,
+    pub(crate) bytes: u64,
+    pub(crate) outcome: Option<Ended>,
+    pub(crate) came: Duration,
+    pub(crate) began: Duration,
+    pub(crate) away_since: Duration,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Totals {
+    pub(crate) offered: u64,
+    pub(crate) rejected: RejectedCounts,
+    pub(crate) abandoned: u64,
+    pub(crate) reattached: u64,
+    pub(crate) unclaimed: u64,
+    pub(crate) lingered: u64,
+    pub(crate) confirmed: u64,
+    pub(crate) queued_time: Duration,
+    pub(crate) running_time: Duration,
+    pub(crate) abandoned_time: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Naive {
+    pub(crate) limits: Limits,
+    pub(crate) closed: bool,
+    pub(crate) over_limit: bool,
+    pub(crate) now: Duration,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) totals: Totals,
+}
+
+impl Naive {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            closed: false,
+            over_limit: false,
+            now: Duration::ZERO,
+            calls: Vec::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    pub(crate) fn count(&self, is: impl Fn(&Call) -> bool) -> usize {
+        self.calls.iter().filter(|call| is(call)).count()
+    }
+
+    pub(crate) fn in_state(&self, state: State) -> usize {
+        self.count(|call| call.state == state)
+    }
+
+    pub(crate) fn attended(&self) -> usize {
+        self.count(|call| call.state == State::Running && call.attended)
+    }
+
+    pub(crate) fn abandoned(&self) -> usize {
+        self.count(|call| call.state == State::Running && !call.attended)
+    }
+
+    pub(crate) fn occupied(&self) -> usize {
+        self.in_state(State::Running) + self.in_state(State::Lingering)
+    }
+
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        let queued = self.calls.iter().filter(|call| call.state == State::Queued);
+        queued.map(|call| call.bytes).sum()
+    }
+
+    fn room(&self) -> bool {
+        self.attended() < self.limits.limit.get() && self.occupied() < self.limits.hard_limit.get()
+    }
+
+    pub(crate) fn reject(&self, bytes: u64) -> Option<Reason> {
+        if self.closed {
+            return Some(Reason::Closed);
+        }
+        if self.room() {
+            return None;
+        }
+        if self.in_state(State::Queued) >= self.limits.queue {
+            let leftovers = self.attended() < self.limits.limit.get();
+            return Some(if leftovers {
+                Reason::LeftoverFull
+            } else {
+                Reason::QueueFull
+            });
+        }
+        (self.queued_bytes() + bytes > self.limits.queue_bytes).then_some(Reason::QueueBytes)
+    }
+
+    pub(crate) fn offer(&mut self, bytes: u64) -> Result<usize, Reason> {
+        self.totals.offered += 1;
+        if let Some(reason) = self.reject(bytes) {
+            let rejected = &mut self.totals.rejected;
+            match reason {
+                Reason::QueueFull => rejected.queue_full += 1,
+                Reason::QueueBytes => rejected.queue_bytes += 1,
+                Reason::LeftoverFull => rejected.leftover_full += 1,
+                Reason::Closed => rejected.closed += 1,
+            }
+            return Err(reason);
+        }
+        self.calls.push(Call {
+            state: State::Queued,
+            attended: true,
+            bytes,
+            outcome: None,
+            came: self.now,
+            began: self.now,
+            away_since: self.now,
+        });
+        self.serve();
+        Ok(self.calls.len() - 1)
+    }
+
+    /// Starts what can start, in order of arrival.
+    pub(crate) fn serve(&mut self) {
+        self.over_limit = self.over_limit
+            && (self.attended() > self.limits.limit.get()
+                || self.occupied() > self.limits.hard_limit.get());
+        while self.room() {
+            let now = self.now;
+            let Some(call) = self.calls.iter_mut().find(|c| c.state == State::Queued) else {
+                return;
+            };
+            call.state = State::Running;
+            call.began = now;
+        }
+    }
+
+    pub(crate) fn leave(&mut self, call: usize, why: Left) {
+        if self.calls[call].state == State::Queued {
+            self.calls[call].state = State::Left(why);
+        }
+    }
+
+    pub(crate) fn abandon(&mut self, call: usize) {
+        let now = self.now;
+        let call = &mut self.calls[call];
+        if call.state == State::Running && call.attended {
+            call.attended = false;
+            call.away_since = now;
+            self.totals.abandoned += 1;
+            self.serve();
+        }
+    }
+
+    pub(crate) fn can_come_back(&self, call: usize) -> bool {
+        let call = &self.calls[call];
+        call.state == State::Running && (call.attended || self.attended() < self.limits.limit.get())
+    }
+
+    pub(crate) fn come_back(&mut self, call: usize) {
+        if !std::mem::replace(&mut self.calls[call].attended, true) {
+            self.totals.reattached += 1;
+        }
+    }
+
+    pub(crate) fn end(&mut self, call: usize, outcome: Option<Ended>) {
+        self.calls[call].state = State::Ended;
+        self.calls[call].outcome = outcome;
+        self.serve();
+    }
+
+    pub(crate) fn linger(&mut self, call: usize, outcome: Ended) {
+        self.calls[call].state = State::Lingering;
+        self.calls[call].outcome = Some(outcome);
+        self.totals.lingered += 1;
+        self.serve();
+    }
+
+    pub(crate) fn end_linger(&mut self, call: usize, confirmed: bool) {
+        self.calls[call].state = State::Ended;
+        self.totals.confirmed += u64::from(confirmed);
+        self.serve();
+    }
+
+    pub(crate) fn resize(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.over_limit = true;
+        self.serve();
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+        for call in &mut self.calls {
+            if call.state == State::Queued {
+                call.state = State::Left(Left::Closed);
+            }
+        }
+    }
+
+    pub(crate) fn advance(&mut self, by: Duration) {
+        let times = |calls: usize| by * u32::try_from(calls).expect("a short list");
+        let (queued, running) = (self.in_state(State::Queued), self.in_state(State::Running));
+        self.totals.queued_time += times(queued);
+        self.totals.running_time += times(running);
+        self.totals.abandoned_time += times(self.abandoned());
+        self.now += by;
+    }
+
+    pub(crate) fn left(&self) -> LeftCounts {
+        let left = |why| self.in_state(State::Left(why)) as u64;
+        LeftCounts {
+            caller: left(Left::Caller),
+            deadline: left(Left::Deadline),
+            closed: left(Left::Closed),
+        }
+    }
+
+    pub(crate) fn ended(&self) -> EndedCounts {
+        let split = |outcome: Option<Ended>| {
+            let count = |attended| {
+                self.count(|call| {
+                    call.state == State::Ended
+                        && call.outcome == outcome
+                        && call.attended == attended
+                }) as u64
+            };
+            Split {
+                attended: count(true),
+                abandoned: count(false),
+            }
+        };
+        EndedCounts {
+            ok: split(Some(Ended::Ok)),
+            error: split(Some(Ended::Error)),
+            cancelled: split(Some(Ended::Cancelled)),
+            panicked: split(Some(Ended::Panicked)),
+            dropped: split(None),
+        }
+    }
+
+    pub(crate) fn oldest(
+        &self,
+        is: impl Fn(&Call) -> bool,
+        from: impl Fn(&Call) -> Duration,
+    ) -> Option<Duration> {
+        let ages = self.calls.iter().filter(|call| is(call));
+        ages.map(|call| self.now - from(call)).max()
+    }
+}
