@@ -79,10 +79,15 @@ impl Inspector {
         }
     }
 
+    /// No event has been read yet: a byte order mark may come.
+    pub(crate) const fn first(&self) -> bool {
+        self.first
+    }
+
     /// The facts of an event that was too long to be held, as far as they could be watched.
-    pub(crate) fn watched(&mut self, watch: Watch) -> Facts {
+    pub(crate) fn watched(&mut self, watch: &Watch) -> Facts {
         self.first = false;
-        watch.facts(self.dialect)
+        self.judge(watch.name(), &watch.seen())
     }
 
     fn judge(&mut self, name: &[u8], seen: &Seen<'_>) -> Facts {
@@ -205,27 +210,27 @@ fn text(raw: Option<&[u8]>) -> String {
 
 /// The fields of an event's JSON that some dialect acts on.
 #[derive(Debug, Default)]
-struct Seen<'a> {
-    kind: Option<&'a [u8]>,
-    choices_empty: bool,
-    choice_deltas: u32,
-    choice_finished: bool,
+pub(crate) struct Seen<'a> {
+    pub(crate) kind: Option<&'a [u8]>,
+    pub(crate) choices_empty: bool,
+    pub(crate) choice_deltas: u32,
+    pub(crate) choice_finished: bool,
     /// A top-level `delta` that says something.
-    delta: bool,
-    stop: bool,
+    pub(crate) delta: bool,
+    pub(crate) stop: bool,
     /// A `content_block` that says something.
-    block: bool,
-    usage: Option<RawUsage>,
+    pub(crate) block: bool,
+    pub(crate) usage: Option<RawUsage>,
     /// `message.usage` or `response.usage`.
-    inner_usage: Option<RawUsage>,
-    error: Option<StreamError>,
+    pub(crate) inner_usage: Option<RawUsage>,
+    pub(crate) error: Option<StreamError>,
     /// `response.error`.
-    inner_error: Option<StreamError>,
+    pub(crate) inner_error: Option<StreamError>,
     /// `"object":"error"`, an error shape of early servers.
-    object_error: bool,
-    message: Option<&'a [u8]>,
-    code: Option<String>,
-    sequence: Option<u64>,
+    pub(crate) object_error: bool,
+    pub(crate) message: Option<&'a [u8]>,
+    pub(crate) code: Option<String>,
+    pub(crate) sequence: Option<u64>,
 }
 
 impl<'a> Seen<'a> {
@@ -336,7 +341,7 @@ impl<'a> Seen<'a> {
 }
 
 /// The value under an `error` key, if it says something.
-fn read_error(c: &mut Cursor<'_>) -> Result<Option<StreamError>, Fault> {
+pub(crate) fn read_error(c: &mut Cursor<'_>) -> Result<Option<StreamError>, Fault> {
     let kind = c.kind()?;
     let mut ahead = Cursor::new(c.value()?);
     if !Cursor::truthy(&mut ahead.clone())? {

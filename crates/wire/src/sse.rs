@@ -3,7 +3,7 @@
 use memchr::memchr2;
 use std::borrow::Cow;
 
-const BOM: &[u8] = b"\xEF\xBB\xBF";
+pub(crate) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 /// Finds the blank lines that end events, over any chunking.
 #[derive(Debug)]

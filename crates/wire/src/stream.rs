@@ -168,7 +168,7 @@ impl StreamScanner {
         }
         let bytes = self.held.split().freeze();
         let facts = match self.oversize.take() {
-            Some(watch) => self.inspector.watched(watch),
+            Some(watch) => self.inspector.watched(&watch),
             None if bytes.is_empty() => return None,
             None => self.inspector.event(&bytes),
         };
@@ -217,7 +217,9 @@ impl StreamScanner {
                     self.chunk.truncate(run.len);
                     break;
                 }
-                self.oversize.insert(Watch::new()).feed(rest);
+                self.oversize
+                    .insert(Watch::new(self.inspector.first()))
+                    .feed(rest);
                 let start = Ready {
                     len: rest.len(),
                     facts: Facts::default(),
@@ -253,7 +255,7 @@ impl StreamScanner {
                 self.chunk.clear();
                 return None;
             }
-            let watch = self.oversize.insert(Watch::new());
+            let watch = self.oversize.insert(Watch::new(self.inspector.first()));
             watch.feed(&self.held);
             watch.feed(&self.chunk);
             self.ready.push_back(Ready {
@@ -285,7 +287,7 @@ impl StreamScanner {
         watch.feed(self.chunk.get(..len).unwrap_or_default());
         let facts = if end.is_some() {
             self.usage_only_before = false;
-            self.inspector.watched(watch)
+            self.inspector.watched(&watch)
         } else {
             self.oversize = Some(watch);
             Facts::default()
@@ -301,9 +303,9 @@ impl StreamScanner {
         // The LF of a last CRLF does not count: it may come late, and the cut must not depend on that.
         let len = event.len() - usize::from(event.ends_with(b"\r\n"));
         let facts = if len > self.event_bytes {
-            let mut watch = Watch::new();
+            let mut watch = Watch::new(self.inspector.first());
             watch.feed(event);
-            self.inspector.watched(watch)
+            self.inspector.watched(&watch)
         } else {
             self.inspector.event(event)
         };

@@ -110,6 +110,48 @@ fn must_4_a_16_mib_line_is_never_held() {
 }
 
 #[test]
+fn must_4_the_end_and_the_usage_of_a_long_event_are_not_missed() {
+    let answer = "\\\"usage\\\":{x} ".repeat(10_000);
+    let text = format!(
+        "event: response.completed\ndata: {{\"response\":{{\"output\":[{{\"text\":\"{answer}\"}}],\"usage\":{{\"input_tokens\":17,\
+         \"output_tokens\":5}},\"error\":null}},\"type\":\"response.completed\"}}\n\n"
+    );
+    for size in [text.len(), 4096, 7] {
+        let pieces = scan_chunks(
+            Dialect::Responses,
+            EVENT_BYTES,
+            text.as_bytes().chunks(size),
+        );
+        assert_eq!(joined(&pieces), text.as_bytes());
+        let sum = totals(&pieces);
+        assert_eq!(
+            (sum.events, sum.usage, sum.finished),
+            (1, Some(usage(17, 5)), true)
+        );
+        assert_eq!(sum.terminals, [Terminal::Done]);
+    }
+    let rest = scan_chunks(
+        Dialect::Responses,
+        EVENT_BYTES,
+        text.trim_end().as_bytes().chunks(4096),
+    );
+    assert_eq!(joined(&rest), text.trim_end().as_bytes());
+    assert_eq!(totals(&rest).terminals, [Terminal::Done]);
+    let long = chat(&"x".repeat(100_000));
+    let pieces = scan_chunks(Dialect::OpenAi, EVENT_BYTES, long.as_bytes().chunks(4096));
+    assert_eq!((totals(&pieces).content, totals(&pieces).deltas), (1, 1));
+    let error = format!(
+        "data: {{\"error\":{{\"message\":\"m\",\"x\":\"{}\"}}}}\n\n",
+        "x".repeat(100_000)
+    );
+    let pieces = scan_chunks(Dialect::OpenAi, EVENT_BYTES, error.as_bytes().chunks(4096));
+    assert_eq!(
+        (totals(&pieces).errors.len(), totals(&pieces).deltas),
+        (1, 0)
+    );
+}
+
+#[test]
 fn must_5_comments_pings_and_empty_blocks_are_no_events() {
     let text = ": x\n\n:\n\n\n\n\r\n\r\nevent: x\n\ndata:\n\ndata: \n\nretry: 3\n\nevent: ping\ndata: {}\n\n";
     let pieces = scan(Dialect::OpenAi, text.as_bytes());
