@@ -90,15 +90,10 @@ impl Findings {
         }
     }
 
-    /// The mistakes in the order of the file, or nothing.
-    pub(super) fn verdict(&mut self) -> Result<(), Mistakes> {
-        self.warnings.sort();
-        if self.mistakes.is_empty() {
-            return Ok(());
-        }
-        let mut mistakes = std::mem::take(&mut self.mistakes);
-        mistakes.sort();
-        mistakes.dedup();
-        Err(Mistakes(mistakes))
+    /// The mistakes in the order of the file.
+    pub(super) fn into_mistakes(mut self) -> Mistakes {
+        self.mistakes.sort();
+        self.mistakes.dedup();
+        Mistakes(self.mistakes)
     }
 }

@@ -58,14 +58,24 @@ fn read_file(name: &str, path: &str, findings: &mut Findings) -> Option<String> 
     match read_bounded(&file) {
         Ok(text) => Some(text),
         Err(why) => {
-            findings.wrong(
-                path,
-                format!("{}: {why}", file.display()),
-                "the gateway must be able to read this file",
-            );
+            unreadable(&why, path, findings);
             None
         }
     }
+}
+
+/// The text is not shown: it may be the secret itself, in the wrong place.
+pub(super) fn unreadable(why: &str, path: &str, findings: &mut Findings) {
+    let folder = findings.resolve(path, "");
+    let from = match folder.as_os_str().is_empty() {
+        true => String::new(),
+        false => format!("; a relative path starts at {}", folder.display()),
+    };
+    findings.wrong(
+        path,
+        format!("the file cannot be read: {why}"),
+        format!("write the path of a readable file{from}"),
+    );
 }
 
 fn read_bounded(file: &Path) -> Result<String, String> {

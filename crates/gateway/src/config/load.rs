@@ -58,8 +58,7 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
     };
     let Some(text) = text else {
         sources.check_names(&BTreeSet::new(), &mut findings);
-        findings.verdict()?;
-        unreachable!("no text is always a mistake");
+        return Err(findings.into_mistakes());
     };
     from_text(&text, sources, findings)
 }
@@ -75,12 +74,15 @@ pub fn parse(text: &str, env: &Env) -> Result<Loaded, Mistakes> {
 
 fn from_text(text: &str, sources: &Sources, mut findings: Findings) -> Result<Loaded, Mistakes> {
     let shape = Shape::of_file();
-    let (mut values, used) = tree::read(text, &shape, &sources.env, &mut findings);
-    let unreadable = values.is_empty() && !findings.mistakes.is_empty();
+    let tree::Tree {
+        mut values,
+        used,
+        readable,
+    } = tree::read(text, &shape, &sources.env, &mut findings);
     overlay(&mut values, sources, &shape, &used, &mut findings);
     sources.check_names(&used, &mut findings);
-    if unreadable {
-        findings.verdict()?;
+    if !readable {
+        return Err(findings.into_mistakes());
     }
     let written = match serde_json::from_value::<file::File>(Value::Object(values)) {
         Ok(written) => written,
@@ -92,7 +94,10 @@ fn from_text(text: &str, sources: &Sources, mut findings: Findings) -> Result<Lo
         }
     };
     let config = validate::build(&written, sources, &mut findings);
-    findings.verdict()?;
+    if !findings.mistakes.is_empty() {
+        return Err(findings.into_mistakes());
+    }
+    findings.warnings.sort();
     Ok(Loaded {
         config,
         warnings: findings.warnings,

@@ -56,7 +56,12 @@ pub(super) fn check(upstreams: &[Upstream], findings: &mut Findings) {
         {
             claim(&mut claimed, "*", &path, findings);
         }
-        for alias in upstream.aliases.keys() {
+        // An alias that stands among the models too says the same twice.
+        for alias in upstream
+            .aliases
+            .keys()
+            .filter(|alias| !upstream.models.contains(alias))
+        {
             claim(
                 &mut claimed,
                 alias,
@@ -99,9 +104,7 @@ fn check_pattern(pattern: &str, path: &str, findings: &mut Findings) {
             "is not a model name",
             "write the name as clients send it",
         );
-    } else if pattern[..pattern.len() - 1].contains('*')
-        && pattern.is_char_boundary(pattern.len() - 1)
-    {
+    } else if pattern.strip_suffix('*').unwrap_or(pattern).contains('*') {
         findings.wrong(
             path,
             "has a * before its end",

@@ -20,9 +20,17 @@ use super::units::{Size, Time, TimeOrOff, Wrong, shown};
 /// A configuration file longer than this is a mistake.
 pub(super) const FILE_BYTES_MAX: usize = 4 << 20;
 
+/// What stands in a text, as far as it is right.
+pub(super) struct Tree {
+    pub(super) values: Map<String, Value>,
+    /// Variables that the text names.
+    pub(super) used: BTreeSet<String>,
+    /// The text is TOML at all.
+    pub(super) readable: bool,
+}
+
 /// One reading of one text.
-#[derive(Debug)]
-pub(super) struct Reader<'a> {
+struct Reader<'a> {
     text: &'a str,
     root: &'a Shape,
     env: &'a Env,
@@ -34,7 +42,7 @@ pub(super) struct Reader<'a> {
 }
 
 /// A value before its shape is checked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) enum Raw<'a> {
     /// `typed`: written in the file. Otherwise from a flag or a variable: may stand for a number, and is not quoted in messages.
     Text {
@@ -46,13 +54,8 @@ pub(super) enum Raw<'a> {
     Other(&'static str),
 }
 
-/// Reads `text`. Returns the values that are right and the variables that were named.
-pub(super) fn read(
-    text: &str,
-    root: &Shape,
-    env: &Env,
-    findings: &mut Findings,
-) -> (Map<String, Value>, BTreeSet<String>) {
+/// Reads `text` and reports what is wrong with it.
+pub(super) fn read(text: &str, root: &Shape, env: &Env, findings: &mut Findings) -> Tree {
     let lines = std::iter::once(0)
         .chain(text.match_indices('\n').map(|(at, _)| at + 1))
         .collect();
@@ -85,7 +88,11 @@ pub(super) fn read(
     } else {
         Map::new()
     };
-    (values, reader.used)
+    Tree {
+        values,
+        used: reader.used,
+        readable,
+    }
 }
 
 fn one_line(message: &str) -> String {

@@ -97,11 +97,7 @@ pub(super) fn check_readable(file: &std::path::Path, path: &str, findings: &mut 
         false => Err(std::io::Error::other("not a regular file")),
     });
     if let Err(error) = opened {
-        findings.wrong(
-            path,
-            format!("{}: {error}", file.display()),
-            "the gateway must be able to read this file",
-        );
+        keys::unreadable(&error.to_string(), path, findings);
     }
 }
 
