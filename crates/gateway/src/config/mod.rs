@@ -10,9 +10,33 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use secret::Secret;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
+pub use load::{Loaded, load, parse};
+pub use mistake::{Mistake, Mistakes, Place, Warning};
+pub use secret::Secret;
+pub use sources::{Env, Sources};
+
+mod defaults;
+pub mod effective;
+mod endpoint;
+pub mod file;
+mod findings;
+pub mod keys;
+mod load;
+mod mistake;
+mod near;
+mod routes;
+pub mod schema;
 pub mod secret;
+pub mod sources;
+#[cfg(test)]
+mod tests;
+mod tree;
+pub mod units;
+mod upstreams;
+mod validate;
 
 /// The whole configuration of one generation.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,9 +81,12 @@ pub struct Server {
     pub drain: Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum HalfClose {
+    /// The client has left: the call is cancelled.
     Gone,
+    /// The client may still read: the call goes on until a write fails.
     Serve,
 }
 
@@ -109,13 +136,17 @@ pub struct Log {
     pub access: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum LogFormat {
+    /// For people.
     Text,
+    /// One JSON object a line.
     Json,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Level {
     Error,
     Warn,
@@ -131,7 +162,8 @@ pub struct ClientKey {
     pub sha256: [u8; 32],
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum UnknownModels {
     /// Refuse with the dialect's own model-not-found error (default with several upstreams or a `models` list).
     Refuse,
@@ -168,16 +200,20 @@ pub struct Upstream {
     pub ask_usage: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     Vllm,
+    #[serde(rename = "llama.cpp")]
     LlamaCpp,
+    #[serde(rename = "openai")]
     OpenAi,
     Anthropic,
     Other,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum AuthStyle {
     /// `Authorization: Bearer KEY`
     Bearer,
@@ -236,7 +272,8 @@ pub struct Pool {
     pub eject: Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum HttpVersion {
     /// HTTP/1.1, over TLS too (default for `http://`).
     Http1,

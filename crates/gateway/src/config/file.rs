@@ -1,0 +1,400 @@
+//! The configuration as written in the file.
+//!
+//! These types mirror the TOML, and their doc comments are the reference (`docs/config.md`) and the JSON schema
+//! (`tidegate schema`). All defaults that are plain values stand here. A field is an `Option` only where its default depends on
+//! other settings. Bounds (`range`, `x-min`, `x-max`) are checked by [`super::tree`]; what spans several settings by
+//! [`super::validate`].
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::units::{Size, Time, TimeOrOff};
+use super::{AuthStyle, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels};
+
+/// The configuration file of Tidegate.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct File {
+    /// Name of the upstream that gets requests without a model (`/v1/files`, multipart bodies) and, with
+    /// `unknown_models = "default"`, unknown models. Default: the first upstream.
+    pub default_upstream: Option<String>,
+    /// What a model name that no upstream lists gets. Default: `"default"` if the one upstream lists no models, else `"refuse"`.
+    pub unknown_models: Option<UnknownModels>,
+    /// The data plane's listener. A change needs a restart.
+    pub server: Server,
+    /// Health, readiness and metrics; never on the data port.
+    pub admin: Admin,
+    /// Bounds in bytes.
+    pub limits: Limits,
+    /// Every wait has a name and a limit. Here for all upstreams; an upstream's own `timeouts` win.
+    pub timeouts: Timeouts,
+    /// Browsers.
+    pub cors: Cors,
+    /// What is written to standard output and standard error.
+    pub log: Log,
+    /// Client keys. None: every caller is `anonymous`, and only a loopback address is served.
+    pub keys: Vec<Key>,
+    /// Named pools of model servers. At least one.
+    pub upstreams: Vec<Upstream>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Address and port of the data plane. An address that is not loopback needs `[[keys]]` or `allow_unauthenticated`.
+    pub listen: String,
+    /// Serve without client keys on an address that is not loopback: whoever reaches the port uses your models.
+    pub allow_unauthenticated: bool,
+    /// Worker threads, each with a runtime and connection pools of its own. Default: the number of cores.
+    #[schemars(range(min = 1, max = 1024))]
+    pub workers: Option<NonZeroUsize>,
+    /// Open client connections; more wait in the system's accept queue.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub connections_max: usize,
+    /// How long an idle client connection stays open. Longer than the balancer in front keeps it (60 to 75 s), or it sends
+    /// requests into a closing connection.
+    #[schemars(extend("x-min" = "1s", "x-max" = "24h"))]
+    pub keep_alive: Time,
+    /// What FIN from a client in mid-call means.
+    pub half_close: HalfClose,
+    /// A written byte that is not acknowledged for this long ends the connection, on both sides: the peer vanished.
+    #[schemars(extend("x-min" = "1s", "x-max" = "1h"))]
+    pub tcp_user_timeout: Time,
+    /// Silence on a connection before TCP keep-alive probes, on both sides.
+    #[schemars(extend("x-min" = "1s", "x-max" = "24h"))]
+    pub tcp_keep_alive: Time,
+    /// After SIGTERM go on accepting for this long while readiness already says no.
+    #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
+    pub drain_lag: Time,
+    /// After SIGTERM running calls have this long to finish; what is left ends with an in-band error. Keep `drain_lag` + `drain`
+    /// under the supervisor's own limit (Kubernetes 30 s, systemd 90 s).
+    #[schemars(extend("x-min" = "0s", "x-max" = "24h"))]
+    pub drain: Time,
+    /// TLS of the data plane. Default: none.
+    pub tls: Option<ServerTls>,
+}
+
+/// PEM files, read again when they change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerTls {
+    /// Certificate chain, the server's own first.
+    pub cert_file: Option<String>,
+    /// Private key.
+    pub key_file: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Admin {
+    /// Address and port, or `"off"`.
+    pub listen: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Client request line and header fields.
+    #[schemars(extend("x-min" = "1KiB", "x-max" = "16MiB"))]
+    pub request_head: Size,
+    /// One request body.
+    #[schemars(extend("x-min" = "1KiB", "x-max" = "4GiB"))]
+    pub request_body: Size,
+    /// All request bodies held at once.
+    #[schemars(extend("x-min" = "1KiB", "x-max" = "1024GiB"))]
+    pub request_bodies_total: Size,
+    /// An event of a stream up to this size is forwarded whole; a larger one in pieces.
+    pub event: Size,
+    /// Read buffer of one upstream connection and write buffer of one client connection.
+    pub stream_buffer: Size,
+    /// An upstream's error body up to this size is read whole to check its shape.
+    pub error_body: Size,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Timeouts {
+    /// Connection accepted, or first byte of the next request read → request head complete.
+    pub request_head: Time,
+    /// Longest time in which a client may send less than 1 KiB of its body.
+    pub request_body: Time,
+    /// Call offered → slot.
+    pub queue: Time,
+    /// Slot → a connection may be opened or reused.
+    pub pool: Time,
+    /// Name lookup and TCP connect, over all addresses.
+    pub connect: Time,
+    /// TLS handshake, upstream and on the listener.
+    pub tls: Time,
+    /// Request sent → response head. Long, since a non-streaming answer comes with its head.
+    pub response_head: Time,
+    /// Response head → first meaningful event of a stream.
+    pub first_event: Time,
+    /// No byte at all from the upstream in mid-body; any byte starts it again, comments too.
+    pub silence: Time,
+    /// No meaningful event in mid-stream; comments and pings do not feed it.
+    pub idle: Time,
+    /// Longest time in which the client takes no byte that waits for it.
+    pub write: Time,
+    /// Request accepted → answer ended.
+    pub total: TimeOrOff,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cors {
+    /// Origins that browsers may call from: exact (`"https://app.example"`), or `"*"`. None: no origin.
+    pub origins: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// Form of the log on standard error.
+    pub format: LogFormat,
+    /// The least important line that is written.
+    pub level: Level,
+    /// One JSON line per call on standard output.
+    pub access: bool,
+}
+
+/// A client key, in exactly one of three forms.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Key {
+    /// The principal: appears in logs and metrics. Required.
+    pub name: Option<String>,
+    /// SHA-256 of the key in hex, as `tidegate hash-key` prints it.
+    pub sha256: Option<String>,
+    /// The key itself from the environment: `"${CI_KEY}"`. Hashed at load.
+    pub key: Option<SecretText>,
+    /// File that holds the key. Hashed at load.
+    pub key_file: Option<String>,
+}
+
+/// A named pool of model servers that serve the same models.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Upstream {
+    /// Name in logs and metrics. Required with several upstreams; one alone is called `default`.
+    pub name: Option<String>,
+    /// Kind of server; fills in `auth` and `ask_usage`. Default: guessed from well-known host names, else `"other"`.
+    pub kind: Option<Kind>,
+    /// Address of the one endpoint: `"http://127.0.0.1:8000"`. A trailing `/v1` is dropped. Exactly one of `url` and `endpoints`.
+    pub url: Option<String>,
+    /// Addresses of several endpoints; least in flight picks.
+    pub endpoints: Vec<String>,
+    /// Model names routed here, exact or with one trailing `*`. None: any name.
+    pub models: Vec<String>,
+    /// Name that clients use = name that is sent upstream. Applied once.
+    pub aliases: BTreeMap<String, String>,
+    /// The upstream's key, from the environment: `"${OPENAI_API_KEY}"`. Replaces what the client sent.
+    pub api_key: Option<SecretText>,
+    /// File that holds the upstream's key; read again when it changes.
+    pub api_key_file: Option<String>,
+    /// How the key is sent. Default: `"x-api-key"` for kind `"anthropic"`, else `"bearer"`.
+    pub auth: Option<AuthStyle>,
+    /// Calls that may run here at once, over all endpoints. 64 is under what vLLM batches by default, so that calls wait here,
+    /// where a client that leaves is noticed, and not in the server. Set it to what your server runs in parallel.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub slots: NonZeroUsize,
+    /// Calls that may wait for a slot; 0: none waits. Default: as many as `slots`, so the last one waits about one call's time.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub queue: Option<usize>,
+    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while.
+    #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
+    pub settle: Time,
+    /// Comment lines sent to the client while a stream is silent, or `"off"`.
+    #[schemars(extend("x-min" = "100ms", "x-max" = "1h"))]
+    pub heartbeat: TimeOrOff,
+    /// Ask for usage on streams whose client did not, and keep the extra event from the client. Default: on for the kinds that
+    /// are known to answer it (`"vllm"`, `"llama.cpp"`, `"openai"`).
+    pub ask_usage: Option<bool>,
+    /// Limits of waits that differ from `[timeouts]`.
+    pub timeouts: UpstreamTimeouts,
+    /// Connections.
+    pub pool: Pool,
+    /// TLS of `https://` endpoints.
+    pub tls: UpstreamTls,
+}
+
+/// Limits of waits for one upstream. Default of each: the value in `[timeouts]`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct UpstreamTimeouts {
+    /// Call offered → slot.
+    pub queue: Option<Time>,
+    /// Slot → a connection may be opened or reused.
+    pub pool: Option<Time>,
+    /// Name lookup and TCP connect.
+    pub connect: Option<Time>,
+    /// TLS handshake.
+    pub tls: Option<Time>,
+    /// Request sent → response head.
+    pub response_head: Option<Time>,
+    /// Response head → first meaningful event.
+    pub first_event: Option<Time>,
+    /// No byte at all in mid-body.
+    pub silence: Option<Time>,
+    /// No meaningful event in mid-stream.
+    pub idle: Option<Time>,
+    /// The client takes no byte that waits for it.
+    pub write: Option<Time>,
+    /// Request accepted → answer ended.
+    pub total: Option<TimeOrOff>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pool {
+    /// Open connections to one endpoint, over all workers. Default: `slots` + 16.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub connections_max: Option<usize>,
+    /// Idle connections are closed after this time. Shorter than the server's own limit (uvicorn 5 s), or calls run into closing
+    /// connections; a `Keep-Alive: timeout` from the server shortens it.
+    #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
+    pub idle: Time,
+    /// Default: `"http1"` for `http://`, `"auto"` for `https://`.
+    pub http: Option<HttpVersion>,
+    /// How long an endpoint that failed is left out.
+    #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
+    pub eject: Time,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct UpstreamTls {
+    /// PEM file of extra trusted roots; the system's roots are always trusted.
+    pub ca_file: Option<String>,
+    /// Name to verify instead of the endpoint's host.
+    pub server_name: Option<String>,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(inline, extend("x-kind" = "secret"))]
+#[serde(transparent)]
+pub struct SecretText(pub String);
+
+// === impl Default ===
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8080".into(),
+            allow_unauthenticated: false,
+            workers: None,
+            connections_max: 10_000,
+            keep_alive: Time::secs(75),
+            half_close: HalfClose::Gone,
+            tcp_user_timeout: Time::secs(30),
+            tcp_keep_alive: Time::secs(15),
+            drain_lag: Time::secs(0),
+            drain: Time::secs(25),
+            tls: None,
+        }
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:9090".into(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request_head: Size::kib(64),
+            request_body: Size::mib(64),
+            request_bodies_total: Size::mib(1024),
+            event: Size::kib(64),
+            stream_buffer: Size::kib(64),
+            error_body: Size::mib(1),
+        }
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            request_head: Time::secs(10),
+            request_body: Time::secs(10),
+            queue: Time::secs(30),
+            pool: Time::secs(10),
+            connect: Time::secs(5),
+            tls: Time::secs(5),
+            response_head: Time::secs(600),
+            first_event: Time::secs(600),
+            silence: Time::secs(180),
+            idle: Time::secs(600),
+            write: Time::secs(30),
+            total: TimeOrOff::Off,
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Text,
+            level: Level::Info,
+            access: true,
+        }
+    }
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self {
+            name: None,
+            kind: None,
+            url: None,
+            endpoints: Vec::new(),
+            models: Vec::new(),
+            aliases: BTreeMap::new(),
+            api_key: None,
+            api_key_file: None,
+            auth: None,
+            slots: NonZeroUsize::new(64).expect("64 is not 0"),
+            queue: None,
+            settle: Time::secs(0),
+            heartbeat: TimeOrOff::Off,
+            ask_usage: None,
+            timeouts: UpstreamTimeouts::default(),
+            pool: Pool::default(),
+            tls: UpstreamTls::default(),
+        }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            connections_max: None,
+            idle: Time::secs(4),
+            http: None,
+            eject: Time::secs(5),
+        }
+    }
+}
+
+// === impl SecretText ===
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Serialize for SecretText {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
+    }
+}

@@ -1,0 +1,97 @@
+//! What is wrong with a configuration, where, and what to do.
+//!
+//! All mistakes are collected and shown at once. No text here carries a secret: values that may hold one are never quoted.
+
+use std::error::Error;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where a setting comes from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The whole configuration, or a flag that is missing.
+    Whole,
+    Flag(String),
+    Env(String),
+    File {
+        file: PathBuf,
+        line: usize,
+        column: usize,
+    },
+    /// A file that cannot be read at all.
+    WholeFile(PathBuf),
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mistake {
+    pub place: Place,
+    /// `upstreams[1].timeouts.connect`; empty where no setting is meant.
+    pub path: String,
+    pub what: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+/// Every mistake of one configuration, in the order of the file. Never empty when returned as an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mistakes(pub Vec<Mistake>);
+
+/// Something that works and is probably not meant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning(pub Mistake);
+
+// === impl Place ===
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("configuration"),
+            Self::Flag(flag) => f.write_str(flag),
+            Self::Env(name) => f.write_str(name),
+            Self::File { file, line, column } => write!(f, "{}:{line}:{column}", file.display()),
+            Self::WholeFile(file) => write!(f, "{}", file.display()),
+        }
+    }
+}
+
+// === impl Mistake ===
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        let in_file = matches!(self.place, Place::File { .. });
+        if in_file && !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.what)?;
+        if !self.help.is_empty() {
+            write!(f, "\n    {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+// === impl Mistakes ===
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for mistake in &self.0 {
+            writeln!(f, "{mistake}")?;
+        }
+        match self.0.len() {
+            1 => f.write_str("1 mistake in the configuration"),
+            n => write!(f, "{n} mistakes in the configuration"),
+        }
+    }
+}
+
+impl Error for Mistakes {}
+
+// === impl Warning ===
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "warning: {}", self.0)
+    }
+}

@@ -1,0 +1,324 @@
+//! Upstreams: endpoints, the defaults that depend on the kind of server, and what contradicts itself inside one of them.
+
+use super::file;
+use super::findings::Findings;
+use super::keys;
+use super::validate::{check_readable, check_tiers, name};
+use super::{AuthStyle, Endpoint, HttpVersion, Kind, Pool, Timeouts, Upstream, UpstreamTls};
+
+/// Name of an upstream that stands alone and has none.
+pub(super) const ONLY: &str = "default";
+
+pub(super) fn build(
+    written: &[file::Upstream],
+    timeouts: &Timeouts,
+    findings: &mut Findings,
+) -> Vec<Upstream> {
+    if written.is_empty() && !findings.is_broken("upstreams") && !findings.is_given("upstreams") {
+        findings.wrong(
+            "upstreams",
+            "there is no upstream",
+            "add [[upstreams]] with url = \"http://127.0.0.1:8000\"",
+        );
+    }
+    let alone = written.len() == 1;
+    let upstreams: Vec<_> = written
+        .iter()
+        .enumerate()
+        .map(|(index, one)| upstream(one, index, alone, timeouts, findings))
+        .collect();
+    check_names(&upstreams, findings);
+    check_shared_endpoints(&upstreams, findings);
+    upstreams
+}
+
+fn upstream(
+    written: &file::Upstream,
+    index: usize,
+    alone: bool,
+    timeouts: &Timeouts,
+    findings: &mut Findings,
+) -> Upstream {
+    let path = format!("upstreams[{index}]");
+    let name = upstream_name(written.name.as_deref(), &path, alone, findings);
+    let endpoints = endpoints(written, &path, findings);
+    let kind = written.kind.unwrap_or_else(|| guess_kind(&endpoints));
+    let mut built = Upstream::new(name, kind, endpoints);
+    built.api_key = keys::of_upstream(written, &path, findings);
+    built.models.clone_from(&written.models);
+    built.aliases.clone_from(&written.aliases);
+    built.auth = written.auth.unwrap_or(built.auth);
+    built.slots = written.slots;
+    built.queue = written.queue.unwrap_or(written.slots.get());
+    built.settle = written.settle.0;
+    built.heartbeat = written.heartbeat.duration();
+    built.ask_usage = written.ask_usage.unwrap_or(built.ask_usage);
+    built.timeouts = merge(timeouts, &written.timeouts);
+    built.pool = pool(&written.pool, &built, &path, findings);
+    built.tls = tls(&written.tls, &built.endpoints, &path, findings);
+    let tier = |tier: &str| {
+        let own = format!("{path}.timeouts.{tier}");
+        if findings.is_given(&own) {
+            own
+        } else {
+            format!("timeouts.{tier}")
+        }
+    };
+    // The tiers of [timeouts] were checked on their own.
+    if findings.is_given(&format!("{path}.timeouts")) {
+        let at: Vec<_> = TIERS.iter().map(|name| (*name, tier(name))).collect();
+        let path = |name: &str| {
+            at.iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, path)| path.clone())
+                .unwrap_or_default()
+        };
+        check_tiers(&built.timeouts, path, findings);
+    }
+    built
+}
+
+/// The tiers that an upstream may set for itself.
+pub(super) const TIERS: [&str; 10] = [
+    "queue",
+    "pool",
+    "connect",
+    "tls",
+    "response_head",
+    "first_event",
+    "silence",
+    "idle",
+    "write",
+    "total",
+];
+
+fn upstream_name(
+    written: Option<&str>,
+    path: &str,
+    alone: bool,
+    findings: &mut Findings,
+) -> String {
+    let at = format!("{path}.name");
+    match written {
+        Some(text) => {
+            name(text, &at, findings);
+            text.to_owned()
+        }
+        None if alone => ONLY.to_owned(),
+        None => {
+            if !findings.is_broken(&at) && !findings.is_broken(path) {
+                findings.wrong(
+                    path,
+                    "an upstream without a name",
+                    "add name = \"...\": it appears in logs and metrics",
+                );
+            }
+            String::new()
+        }
+    }
+}
+
+fn endpoints(written: &file::Upstream, path: &str, findings: &mut Findings) -> Vec<Endpoint> {
+    let (url, list) = (format!("{path}.url"), format!("{path}.endpoints"));
+    if findings.is_broken(path) || findings.is_broken(&url) || findings.is_broken(&list) {
+        return Vec::new();
+    }
+    let given: Vec<(String, &str)> = match (&written.url, written.endpoints.as_slice()) {
+        (Some(_), [_, ..]) => {
+            findings.wrong(
+                &list,
+                "stands beside url",
+                "keep one: url for one address, endpoints for several",
+            );
+            return Vec::new();
+        }
+        (None, []) => {
+            findings.wrong(
+                path,
+                "an upstream without an address",
+                "add url = \"http://127.0.0.1:8000\"",
+            );
+            return Vec::new();
+        }
+        (Some(one), []) => vec![(url, one)],
+        (None, several) => several
+            .iter()
+            .enumerate()
+            .map(|(i, text)| (format!("{list}[{i}]"), text.as_str()))
+            .collect(),
+    };
+    let mut endpoints = Vec::new();
+    for (path, text) in given {
+        match Endpoint::parse(text) {
+            Ok(endpoint) if endpoints.contains(&endpoint) => {
+                findings.wrong(
+                    &path,
+                    "this address stands here for the second time",
+                    "keep one of them",
+                );
+            }
+            Ok(endpoint) => endpoints.push(endpoint),
+            Err(wrong) => findings.wrong(&path, wrong.what, wrong.help),
+        }
+    }
+    endpoints
+}
+
+fn guess_kind(endpoints: &[Endpoint]) -> Kind {
+    let all = |host: &str| {
+        !endpoints.is_empty() && endpoints.iter().all(|endpoint| endpoint.host == host)
+    };
+    match () {
+        () if all("api.openai.com") => Kind::OpenAi,
+        () if all("api.anthropic.com") => Kind::Anthropic,
+        () => Kind::Other,
+    }
+}
+
+fn merge(all: &Timeouts, own: &file::UpstreamTimeouts) -> Timeouts {
+    let pick = |own: Option<super::units::Time>, all| own.map_or(all, |time| time.0);
+    Timeouts {
+        request_head: all.request_head,
+        request_body: all.request_body,
+        queue: pick(own.queue, all.queue),
+        pool: pick(own.pool, all.pool),
+        connect: pick(own.connect, all.connect),
+        tls: pick(own.tls, all.tls),
+        response_head: pick(own.response_head, all.response_head),
+        first_event: pick(own.first_event, all.first_event),
+        silence: pick(own.silence, all.silence),
+        idle: pick(own.idle, all.idle),
+        write: pick(own.write, all.write),
+        total: own
+            .total
+            .map_or(all.total, super::units::TimeOrOff::duration),
+    }
+}
+
+fn pool(written: &file::Pool, upstream: &Upstream, path: &str, findings: &mut Findings) -> Pool {
+    let default = Pool::of_slots(upstream.slots, &upstream.endpoints);
+    let pool = Pool {
+        connections_max: written.connections_max.unwrap_or(default.connections_max),
+        idle: written.idle.0,
+        http: written.http.unwrap_or(default.http),
+        eject: written.eject.0,
+    };
+    let room = pool
+        .connections_max
+        .saturating_mul(upstream.endpoints.len().max(1));
+    if room < upstream.slots.get() && pool.http == HttpVersion::Http1 {
+        let what = format!(
+            "{room} connections in all are fewer than {} slots",
+            upstream.slots
+        );
+        findings.warn(
+            &format!("{path}.pool.connections_max"),
+            what,
+            "calls with a slot will wait for a connection (timeout `pool`)",
+        );
+    }
+    if upstream.kind == Kind::Vllm && written.idle >= super::units::Time::secs(5) {
+        let what = format!("{} is not shorter than vLLM's own 5 s", written.idle);
+        findings.warn(
+            &format!("{path}.pool.idle"),
+            what,
+            "calls will run into connections that the server is closing: keep it at \"4s\"",
+        );
+    }
+    pool
+}
+
+fn tls(
+    written: &file::UpstreamTls,
+    endpoints: &[Endpoint],
+    path: &str,
+    findings: &mut Findings,
+) -> UpstreamTls {
+    let given = findings.is_given(&format!("{path}.tls"));
+    if given && !endpoints.is_empty() && !endpoints.iter().any(|endpoint| endpoint.tls) {
+        findings.warn(
+            &format!("{path}.tls"),
+            "no endpoint is https://, so this is without effect",
+            "",
+        );
+    }
+    let ca_file = written.ca_file.as_ref().map(|name| {
+        let path = format!("{path}.tls.ca_file");
+        let file = findings.resolve(&path, name);
+        check_readable(&file, &path, findings);
+        findings.watch(file.clone());
+        file
+    });
+    if let Some(name) = &written.server_name {
+        let host = Endpoint::parse(&format!("https://{name}"));
+        if name.contains([':', '/']) || host.is_err() {
+            findings.wrong(
+                &format!("{path}.tls.server_name"),
+                "is not a host name",
+                "write a name like \"models.example\", without a port",
+            );
+        }
+    }
+    UpstreamTls {
+        ca_file,
+        server_name: written.server_name.clone(),
+    }
+}
+
+fn check_names(upstreams: &[Upstream], findings: &mut Findings) {
+    for (index, upstream) in upstreams.iter().enumerate() {
+        let earlier = upstreams[..index]
+            .iter()
+            .position(|other| other.name == upstream.name && !other.name.is_empty());
+        if let Some(first) = earlier {
+            let place = findings.place(&format!("upstreams[{first}].name"));
+            let what = format!(
+                "the name {:?} is taken by upstreams[{first}] ({place})",
+                upstream.name
+            );
+            findings.wrong(
+                &format!("upstreams[{index}].name"),
+                what,
+                "every upstream needs a name of its own",
+            );
+        }
+    }
+}
+
+fn check_shared_endpoints(upstreams: &[Upstream], findings: &mut Findings) {
+    for (index, upstream) in upstreams.iter().enumerate() {
+        let shared = upstreams[..index].iter().find(|other| {
+            other
+                .endpoints
+                .iter()
+                .any(|e| upstream.endpoints.contains(e))
+        });
+        if let Some(other) = shared {
+            let what = format!(
+                "{:?} and {:?} share an endpoint, and each counts its own slots",
+                other.name, upstream.name
+            );
+            findings.warn(
+                &format!("upstreams[{index}]"),
+                what,
+                "one upstream with both lists of models holds the limit for both",
+            );
+        }
+    }
+}
+
+// === the defaults that depend on the kind ===
+
+impl Kind {
+    pub(super) fn auth(self) -> AuthStyle {
+        match self {
+            Self::Anthropic => AuthStyle::XApiKey,
+            Self::Vllm | Self::LlamaCpp | Self::OpenAi | Self::Other => AuthStyle::Bearer,
+        }
+    }
+
+    /// Whether a server of this kind is known to answer `stream_options.include_usage`.
+    pub(super) fn ask_usage(self) -> bool {
+        matches!(self, Self::Vllm | Self::LlamaCpp | Self::OpenAi)
+    }
+}
