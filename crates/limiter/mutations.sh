@@ -4,7 +4,8 @@
 #   crates/limiter/mutations.sh [name..]
 #
 # A fault is a `cfg!(mutation = "..")` in src/. The flag goes to this crate only, through cargo's workspace
-# wrapper, so the dependencies are built once. TARGET chooses the build directory.
+# wrapper, so the dependencies are built once. TARGET chooses the build directory. With LOOM=1 the races among the
+# faults are put before loom as well.
 set -u
 cd "$(dirname "$0")" || exit 2
 export CARGO_TARGET_DIR="${TARGET:-${CARGO_TARGET_DIR:-../../target}/mutations}"
@@ -48,6 +49,17 @@ for name in ${*:-$all}; do
     echo "$name: ${by:-ESCAPED}"
     [ -n "$by" ] || escaped=$((escaped + 1))
 done
+if [ "${LOOM:-0}" = 1 ]; then
+    for name in slot_follows_waiter lost_wakeup barging unclaimed_leaks; do
+        wrap "$name"
+        if RUSTFLAGS="--cfg loom" suite --test loom --release; then
+            echo "$name: ESCAPED loom"
+            escaped=$((escaped + 1))
+        else
+            echo "$name: loom"
+        fi
+    done
+fi
 if [ "$escaped" -gt 0 ]; then
     echo "$escaped faults escaped"
     exit 1
