@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+pub mod cli;
 pub mod clock;
 mod http1;
+pub mod load;
 pub mod raw;
 pub mod script;
 pub mod sse;

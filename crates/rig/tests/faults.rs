@@ -200,7 +200,10 @@ async fn stalls_are_where_they_are_scripted() {
         let started = std::time::Instant::now();
         let mut client = ask(&upstream, true, rig).await;
         let stalled = upstream
-            .wait_for(|t| t.bytes_written >= bytes as u64 && t.calls_begun == 1, SOON)
+            .wait_for(
+                |t| t.bytes_written >= bytes as u64 && t.calls_begun == 1,
+                SOON,
+            )
             .await;
         stalled.expect("up to the stall");
         client.final_head().await.expect("head");

@@ -1,0 +1,166 @@
+//! A client connection that costs little: it reads just enough to know where
+//! an answer ends and where its events are.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use memchr::memmem;
+use socket2::SockRef;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::http1::{BodyDecoder, Framed, Head};
+
+/// One connection of a load.
+#[derive(Debug)]
+pub(super) struct Conn {
+    stream: TcpStream,
+    buf: Vec<u8>,
+    body: Vec<u8>,
+    decoder: BodyDecoder,
+    pub(super) close: bool,
+}
+
+impl Conn {
+    pub(super) async fn connect(addr: SocketAddr, receive_buffer: Option<u32>) -> io::Result<Self> {
+        let socket = match addr {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        if let Some(bytes) = receive_buffer {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        let stream = socket.connect(addr).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream,
+            buf: Vec::with_capacity(2048),
+            body: Vec::new(),
+            decoder: BodyDecoder::new(Framed::Length(0)),
+            close: false,
+        })
+    }
+
+    pub(super) async fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.stream.try_write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.stream.writable().await?;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    async fn fill(&mut self) -> io::Result<usize> {
+        loop {
+            self.stream.readable().await?;
+            self.buf.reserve(2048);
+            match self.stream.try_read_buf(&mut self.buf) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => return Ok(n),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Reads a final head; the status.
+    pub(super) async fn head(&mut self) -> io::Result<u16> {
+        loop {
+            if memmem::find(&self.buf, b"\r\n\r\n").is_none() {
+                self.fill().await?;
+                continue;
+            }
+            let Some((head, used)) = Head::parse(&self.buf) else {
+                continue;
+            };
+            self.buf.drain(..used);
+            let status = head.words().and_then(|(_, s, _)| s.parse().ok());
+            let status: u16 = status.ok_or(io::ErrorKind::InvalidData)?;
+            if status < 200 {
+                continue;
+            }
+            let framed = match head.get("content-length") {
+                _ if head.has("transfer-encoding", "chunked") => Framed::Chunked,
+                Some(n) => Framed::Length(n.parse().map_err(io::Error::other)?),
+                None if matches!(status, 204 | 304) => Framed::Length(0),
+                None => Framed::UntilClose,
+            };
+            self.close = head.has("connection", "close") || framed == Framed::UntilClose;
+            self.decoder = BodyDecoder::new(framed);
+            self.body.clear();
+            return Ok(status);
+        }
+    }
+
+    /// Body bytes that came; none at its end.
+    pub(super) async fn body(&mut self) -> io::Result<Option<&[u8]>> {
+        self.body.clear();
+        loop {
+            let used = self
+                .decoder
+                .decode(&self.buf, &mut self.body)
+                .map_err(|_| io::ErrorKind::InvalidData)?;
+            if used == self.buf.len() {
+                self.buf.clear();
+            } else {
+                self.buf.drain(..used);
+            }
+            if !self.body.is_empty() {
+                return Ok(Some(&self.body));
+            }
+            if self.decoder.done() {
+                return Ok(None);
+            }
+            if let Err(e) = self.fill().await {
+                let clean = self.close && e.kind() == io::ErrorKind::UnexpectedEof;
+                return if clean { Ok(None) } else { Err(e) };
+            }
+        }
+    }
+
+    /// One call from first to last byte; the status.
+    pub(super) async fn call(&mut self, request: &[u8]) -> io::Result<u16> {
+        self.send(request).await?;
+        let status = self.head().await?;
+        while self.body().await?.is_some() {}
+        Ok(status)
+    }
+
+    /// Reads what the kernel holds, at most `most` bytes, without decoding.
+    pub(super) async fn sip(&mut self, most: usize) -> io::Result<usize> {
+        self.stream.readable().await?;
+        self.buf.resize(most, 0);
+        let read = match self.stream.try_read(&mut self.buf) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            read => read,
+        };
+        self.buf.clear();
+        read
+    }
+
+    /// Makes the close that follows a reset.
+    pub(super) fn reset(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
+    }
+}
+
+/// Events whose end is in `bytes`.
+pub(super) fn events(bytes: &[u8]) -> u64 {
+    memmem::find_iter(bytes, b"\n\n").count() as u64
+}
+
+/// The stamps in `bytes`.
+pub(super) fn stamps(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    const KEY: &[u8] = b"\"stamp\":";
+    memmem::find_iter(bytes, KEY).map(|at| {
+        bytes[at + KEY.len()..]
+            .iter()
+            .take_while(|b| b.is_ascii_digit())
+            .fold(0_u64, |n, b| n * 10 + u64::from(b - b'0'))
+    })
+}

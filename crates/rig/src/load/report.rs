@@ -1,0 +1,352 @@
+//! Results: a table for people, JSON for machines, bars for the exit code.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::sample::{ProcessUse, Sockets};
+use super::{float, millis};
+use crate::truth::Truth;
+
+/// Quantiles of a distribution, milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Quantiles {
+    /// Values recorded.
+    pub count: u64,
+    /// Median.
+    pub p50_ms: f64,
+    /// 90 %.
+    pub p90_ms: f64,
+    /// 99 %.
+    pub p99_ms: f64,
+    /// Largest.
+    pub max_ms: f64,
+}
+
+impl Quantiles {
+    pub(super) fn of(histogram: &Histogram<u64>) -> Self {
+        let at = |q: f64| millis(histogram.value_at_quantile(q));
+        Self {
+            count: histogram.len(),
+            p50_ms: at(0.50),
+            p90_ms: at(0.90),
+            p99_ms: at(0.99),
+            max_ms: millis(histogram.max()),
+        }
+    }
+}
+
+/// A histogram of nanoseconds up to two minutes.
+pub(super) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1_000, 120_000_000_000, 3).expect("bounds are sound")
+}
+
+/// What was generated for nobody.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Waste {
+    /// Tokens that all calls would have taken.
+    pub planned: u64,
+    /// Tokens the upstream generated.
+    pub generated: u64,
+    /// Tokens the clients had read when they left.
+    pub received: u64,
+    /// Generated and not received.
+    pub wasted: u64,
+    /// Wasted, of what was planned.
+    pub percent_of_planned: f64,
+    /// Wasted, of what was generated.
+    pub percent_of_generated: f64,
+}
+
+impl Waste {
+    pub(super) fn of(planned: u64, generated: u64, received: u64) -> Self {
+        let wasted = generated.saturating_sub(received);
+        let percent = |of: u64| 100.0 * float(wasted) / float(of.max(1));
+        Self {
+            planned,
+            generated,
+            received,
+            wasted,
+            percent_of_planned: percent(planned),
+            percent_of_generated: percent(generated),
+        }
+    }
+}
+
+/// What one scenario found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Length of the measured part.
+    pub seconds: f64,
+    /// Calls measured.
+    pub calls: u64,
+    /// Chunks measured.
+    pub chunks: u64,
+    /// What went wrong, by kind.
+    pub errors: BTreeMap<String, u64>,
+    /// Whole calls.
+    pub latency: Option<Quantiles>,
+    /// Time to the first event.
+    pub first_event: Option<Quantiles>,
+    /// The same of an undisturbed run.
+    pub first_event_undisturbed: Option<Quantiles>,
+    /// From the upstream's stamp to the client.
+    pub delay: Option<Quantiles>,
+    /// CPU of the process in the measured part, microseconds.
+    pub cpu_us: Option<u64>,
+    /// CPU per call.
+    pub cpu_us_per_call: Option<f64>,
+    /// CPU per chunk.
+    pub cpu_us_per_chunk: Option<f64>,
+    /// Process before the load.
+    pub before: Option<ProcessUse>,
+    /// Highest values during it.
+    pub peak: Option<ProcessUse>,
+    /// Process after it.
+    pub after: Option<ProcessUse>,
+    /// Memory per held stream, KiB.
+    pub kib_per_stream: Option<f64>,
+    /// Memory taken in all, MiB.
+    pub mib_taken: Option<f64>,
+    /// Socket states during the load.
+    pub sockets_during: Option<Sockets>,
+    /// Socket states after it.
+    pub sockets_after: Option<Sockets>,
+    /// Calls running at the upstream one second after the end.
+    pub running_after: Option<u64>,
+    /// What was generated for nobody.
+    pub waste: Option<Waste>,
+    /// The upstream's counts.
+    pub truth: Option<Truth>,
+}
+
+/// Bars: a result above one of them fails the run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Bars {
+    /// Wasted tokens, percent of the planned ones.
+    pub max_waste_percent: Option<f64>,
+    /// Gateway's sockets in `TIME_WAIT` after the run.
+    pub max_time_wait: Option<u64>,
+    /// Gateway's sockets in `CLOSE_WAIT` after the run.
+    pub max_close_wait: Option<u64>,
+    /// Calls running at the upstream a second after the end.
+    pub max_running_after: Option<u64>,
+    /// Memory kept after the run, MiB.
+    pub max_memory_left_mib: Option<f64>,
+    /// CPU per call, microseconds.
+    pub max_cpu_us_per_call: Option<f64>,
+    /// CPU per chunk, microseconds.
+    pub max_cpu_us_per_chunk: Option<f64>,
+    /// Memory per held stream, KiB.
+    pub max_kib_per_stream: Option<f64>,
+    /// Memory taken in all, MiB.
+    pub max_mib: Option<f64>,
+    /// 99th percentile of the delay per chunk, ms.
+    pub max_delay_p99_ms: Option<f64>,
+    /// Time to first event, 99th percentile, as a multiple of an undisturbed run's.
+    pub max_first_event_ratio: Option<f64>,
+    /// Things gone wrong.
+    pub max_errors: Option<u64>,
+}
+
+impl Report {
+    pub(super) fn new(scenario: &str) -> Self {
+        Self {
+            scenario: scenario.to_owned(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn error(&mut self, kind: String) {
+        *self.errors.entry(kind).or_insert(0) += 1;
+    }
+
+    /// Things gone wrong, all kinds together.
+    #[must_use]
+    pub fn error_count(&self) -> u64 {
+        self.errors.values().sum()
+    }
+
+    /// Fills in the CPU used between two samples.
+    pub(super) fn cpu(&mut self, from: Option<ProcessUse>, to: Option<ProcessUse>) {
+        let (Some(from), Some(to)) = (from, to) else {
+            return;
+        };
+        let used = to.cpu_us.saturating_sub(from.cpu_us);
+        self.cpu_us = Some(used);
+        if self.calls > 0 {
+            self.cpu_us_per_call = Some(float(used) / float(self.calls));
+        }
+        if self.chunks > 0 {
+            self.cpu_us_per_chunk = Some(float(used) / float(self.chunks));
+        }
+    }
+
+    /// What the bars object to; a figure that was not measured fails its bar.
+    #[must_use]
+    pub fn failures(&self, bars: &Bars) -> Vec<String> {
+        let mut failures = Vec::new();
+        let mut hold = |name: &str, bar: Option<f64>, value: Option<f64>| {
+            if let Some(bar) = bar
+                && value.is_none_or(|v| v > bar)
+            {
+                let value = value.map_or_else(|| "not measured".to_owned(), |v| format!("{v:.3}"));
+                failures.push(format!("{name}: {value}, bar {bar}"));
+            }
+        };
+        let after = |state: &str| self.sockets_after.as_ref().map(|s| float(s.count(state)));
+        let int = |n: Option<u64>| n.map(float);
+        let left = self
+            .before
+            .zip(self.after)
+            .map(|(before, after)| float(after.rss_kib.saturating_sub(before.rss_kib)) / 1024.0);
+        let ratio = self
+            .first_event
+            .zip(self.first_event_undisturbed)
+            .map(|(storm, calm)| storm.p99_ms / calm.p99_ms.max(0.001));
+        hold(
+            "waste %",
+            bars.max_waste_percent,
+            self.waste.map(|w| w.percent_of_planned),
+        );
+        hold("TIME_WAIT", int(bars.max_time_wait), after("TIME_WAIT"));
+        hold("CLOSE_WAIT", int(bars.max_close_wait), after("CLOSE_WAIT"));
+        hold(
+            "running after",
+            int(bars.max_running_after),
+            int(self.running_after),
+        );
+        hold("memory left MiB", bars.max_memory_left_mib, left);
+        hold(
+            "CPU us per call",
+            bars.max_cpu_us_per_call,
+            self.cpu_us_per_call,
+        );
+        hold(
+            "CPU us per chunk",
+            bars.max_cpu_us_per_chunk,
+            self.cpu_us_per_chunk,
+        );
+        hold(
+            "KiB per stream",
+            bars.max_kib_per_stream,
+            self.kib_per_stream,
+        );
+        hold("MiB taken", bars.max_mib, self.mib_taken);
+        hold(
+            "delay p99 ms",
+            bars.max_delay_p99_ms,
+            self.delay.map(|d| d.p99_ms),
+        );
+        hold("first event ratio", bars.max_first_event_ratio, ratio);
+        hold(
+            "errors",
+            int(bars.max_errors),
+            Some(float(self.error_count())),
+        );
+        failures
+    }
+
+    /// The table for people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut rows = self.figures();
+        rows.extend(self.states());
+        let width = rows.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
+        rows.iter().fold(String::new(), |mut text, (name, value)| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{name:width$}  {value}");
+            text
+        })
+    }
+
+    fn figures(&self) -> Vec<(String, String)> {
+        let rate = |n: u64| float(n) / self.seconds.max(1e-9);
+        let mut rows: Vec<(String, String)> = vec![
+            ("scenario".into(), self.scenario.clone()),
+            ("seconds".into(), format!("{:.2}", self.seconds)),
+        ];
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+        for (name, n) in [("calls", self.calls), ("chunks", self.chunks)] {
+            if n > 0 {
+                row(name, format!("{n} ({:.0}/s)", rate(n)));
+            }
+        }
+        for (name, quantiles) in [
+            ("latency", self.latency),
+            ("first event", self.first_event),
+            ("first event, undisturbed", self.first_event_undisturbed),
+            ("delay per chunk", self.delay),
+        ] {
+            if let Some(q) = quantiles {
+                let text = format!(
+                    "p50 {:.3}  p90 {:.3}  p99 {:.3}  max {:.3} ms",
+                    q.p50_ms, q.p90_ms, q.p99_ms, q.max_ms
+                );
+                row(name, text);
+            }
+        }
+        for (name, value) in [
+            ("CPU us per call", self.cpu_us_per_call),
+            ("CPU us per chunk", self.cpu_us_per_chunk),
+            ("KiB per stream", self.kib_per_stream),
+            ("MiB taken", self.mib_taken),
+        ] {
+            if let Some(v) = value {
+                row(name, format!("{v:.2}"));
+            }
+        }
+        rows
+    }
+
+    fn states(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+        for (name, sample) in [
+            ("before", self.before),
+            ("peak", self.peak),
+            ("after", self.after),
+        ] {
+            if let Some(s) = sample {
+                let mib = |kib: u64| float(kib) / 1024.0;
+                let text = format!(
+                    "rss {:.1} MiB  pss {:.1} MiB  descriptors {}  threads {}",
+                    mib(s.rss_kib),
+                    mib(s.pss_kib),
+                    s.descriptors,
+                    s.threads
+                );
+                row(name, text);
+            }
+        }
+        for (name, sockets) in [
+            ("sockets during", &self.sockets_during),
+            ("sockets after", &self.sockets_after),
+        ] {
+            if let Some(s) = sockets {
+                row(
+                    name,
+                    format!("downstream {:?}  upstream {:?}", s.downstream, s.upstream),
+                );
+            }
+        }
+        if let Some(n) = self.running_after {
+            row("running after 1 s", n.to_string());
+        }
+        if let Some(w) = self.waste {
+            let text = format!(
+                "{} tokens = {:.3} % of {} planned, {:.2} % of {} generated",
+                w.wasted, w.percent_of_planned, w.planned, w.percent_of_generated, w.generated
+            );
+            row("wasted", text);
+        }
+        for (kind, n) in &self.errors {
+            row("error", format!("{n} x {kind}"));
+        }
+        rows
+    }
+}
