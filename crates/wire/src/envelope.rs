@@ -1,7 +1,7 @@
 //! Error shapes, as each dialect's clients read them.
 
 use crate::Dialect;
-use crate::json::quote;
+use crate::text::quote;
 use bytes::Bytes;
 use std::fmt::Write as _;
 

@@ -1,9 +1,10 @@
 //! One event in, what it means out. Peeks at the few fields the gateway acts on.
 
 use crate::Dialect;
-use crate::json::{Cursor, Fault, Kind, clip, decode};
+use crate::json::{Cursor, Fault, Kind};
 use crate::sse::Block;
 use crate::stream::{Facts, StreamError, Terminal};
+use crate::text::{clip, decode};
 use crate::usage::{RawUsage, read_usage};
 use crate::watch::Watch;
 

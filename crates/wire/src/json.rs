@@ -3,6 +3,8 @@
 //! Containers that nobody looks into are skipped with a bit stack of fixed size, so hostile nesting costs
 //! neither the call stack nor the heap. Every slice is taken with `get`; a fault carries its byte offset.
 
+use crate::text::whole;
+
 /// Containers nested deeper than this are refused. Python's own reader gives up near 1000.
 pub(crate) const DEPTH_LIMIT: usize = 1024;
 
@@ -459,57 +461,6 @@ fn plain_run(bytes: &[u8]) -> usize {
         .iter()
         .position(|b| matches!(b, b'"' | b'\\' | 0..0x20))
         .unwrap_or(rest.len())
-}
-
-/// JSON number text as a whole number, if it is one and not negative.
-fn whole(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?;
-    if let Ok(number) = text.parse::<u64>() {
-        return Some(number);
-    }
-    let float = text.parse::<f64>().ok()?;
-    let exact = (0.0..=9_007_199_254_740_992.0).contains(&float) && float.fract() == 0.0;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked just above"
-    )]
-    exact.then_some(float as u64)
-}
-
-/// The text of a raw JSON string; bytes that are no UTF-8, or escapes that are no text, come out replaced.
-pub(crate) fn decode(raw: &[u8]) -> String {
-    let text = String::from_utf8_lossy(raw);
-    if !text.contains('\\') {
-        return text.into_owned();
-    }
-    serde_json::from_str::<String>(&format!("\"{text}\"")).unwrap_or_else(|_| text.into_owned())
-}
-
-/// Whether a raw key is this word, escapes considered.
-pub(crate) fn is_key(raw: &[u8], word: &[u8]) -> bool {
-    raw == word || (raw.contains(&b'\\') && decode(raw).as_bytes() == word)
-}
-
-/// A JSON string literal that survives even line splitters with Unicode rules.
-pub(crate) fn quote(text: &str) -> String {
-    let plain = serde_json::Value::from(text).to_string();
-    if plain.contains(['\u{85}', '\u{2028}', '\u{2029}']) {
-        return plain
-            .replace('\u{85}', "\\u0085")
-            .replace('\u{2028}', "\\u2028")
-            .replace('\u{2029}', "\\u2029");
-    }
-    plain
-}
-
-/// The longest prefix of at most `limit` bytes that ends between characters.
-pub(crate) fn clip(text: &str, limit: usize) -> &str {
-    let mut end = limit.min(text.len());
-    while !text.is_char_boundary(end) {
-        end = end.saturating_sub(1);
-    }
-    text.get(..end).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ mod models;
 mod request;
 mod sse;
 mod stream;
+mod text;
 mod usage;
 mod watch;
 mod wrap;

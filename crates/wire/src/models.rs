@@ -1,6 +1,7 @@
 //! Model lists.
 
-use crate::json::{Cursor, Fault, decode, quote};
+use crate::json::{Cursor, Fault};
+use crate::text::{decode, quote};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 use std::fmt;

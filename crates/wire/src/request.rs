@@ -1,7 +1,8 @@
 //! The few request fields the gateway acts on, and edits that leave every other byte alone.
 
 use crate::Dialect;
-use crate::json::{Cursor, Fault, Kind, is_key, quote};
+use crate::json::{Cursor, Fault, Kind};
+use crate::text::{is_key, quote};
 use bytes::Bytes;
 use std::fmt;
 use std::ops::Range;

@@ -5,9 +5,10 @@
 //! two outer levels, and keeps the few short values the gateway acts on.
 
 use crate::inspect::{Seen, read_error};
-use crate::json::{Cursor, clip};
+use crate::json::Cursor;
 use crate::sse::BOM;
 use crate::stream::StreamError;
+use crate::text::clip;
 use crate::usage::read_usage;
 use memchr::memchr2;
 

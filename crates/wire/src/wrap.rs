@@ -2,7 +2,8 @@
 
 use crate::Dialect;
 use crate::envelope::{ErrorText, body_with_code};
-use crate::json::{Cursor, Fault, Kind, clip, decode};
+use crate::json::{Cursor, Fault, Kind};
+use crate::text::{clip, decode};
 use bytes::Bytes;
 
 /// No more than this much of an upstream's error text is kept.

@@ -18,7 +18,7 @@ const TEXT: ErrorText<'_> = ErrorText {
 };
 
 fn data(event: &[u8]) -> Value {
-    let text = std::str::from_utf8(event).unwrap();
+    let text = std::str::from_utf8(event).expect("UTF-8");
     assert!(
         text.ends_with("\n\n") && !text.contains(['\r', '\u{2028}']),
         "{text:?}"
@@ -26,8 +26,8 @@ fn data(event: &[u8]) -> Value {
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("data: "))
-        .unwrap();
-    serde_json::from_str(line).unwrap()
+        .expect("a data line");
+    serde_json::from_str(line).expect("JSON")
 }
 
 #[test]
@@ -100,10 +100,14 @@ fn error_bodies_have_the_shape_of_their_dialect() {
 fn wrapped(dialect: Dialect, status: u16, body: &[u8]) -> Option<Value> {
     match wrap_error(dialect, status, Some("application/json"), body) {
         Wrapped::AsIs => None,
-        Wrapped::Replaced(body) => Some(serde_json::from_slice(&body).unwrap()),
+        Wrapped::Replaced(body) => Some(serde_json::from_slice(&body).expect("JSON")),
     }
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "reads better where it is called"
+)]
 fn openai(message: &str, kind: &str, param: Value, code: Value) -> Option<Value> {
     Some(json!({"error": {"message": message, "type": kind, "param": param, "code": code}}))
 }

@@ -10,8 +10,8 @@ fn read(text: &str) -> Result<Peek, PeekError> {
 
 fn edit(text: &str, edits: &[Edit<'_>]) -> String {
     let body = Bytes::copy_from_slice(text.as_bytes());
-    let peek = peek(&body, Dialect::OpenAi).unwrap();
-    String::from_utf8(splice(&body, &peek, edits).to_vec()).unwrap()
+    let peek = peek(&body, Dialect::OpenAi).expect("a body to edit");
+    String::from_utf8(splice(&body, &peek, edits).to_vec()).expect("UTF-8")
 }
 
 #[test]
