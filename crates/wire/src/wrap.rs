@@ -8,6 +8,8 @@ use bytes::Bytes;
 
 /// No more than this much of an upstream's error text is kept.
 const TEXT_LIMIT: usize = 16 * 1024;
+/// Nor of its `type`, `param` and `code`.
+const WORD_LIMIT: usize = 256;
 
 /// An upstream's error body, made readable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +93,12 @@ const fn kinds(status: u16) -> (&'static str, &'static str) {
 fn plain_text(status: u16, content_type: Option<&str>, body: &[u8]) -> String {
     let shown = body.get(..TEXT_LIMIT).unwrap_or(body);
     let text = String::from_utf8_lossy(shown);
-    let text = text.trim();
+    let cut_char = if shown.len() < body.len() {
+        char::REPLACEMENT_CHARACTER
+    } else {
+        ' '
+    };
+    let text = text.trim_end_matches(cut_char).trim();
     if text.is_empty() {
         return format!("the upstream answered {status} with an empty body");
     }
@@ -177,7 +184,7 @@ impl Found {
             }
             b"error" | b"detail" | b"msg" if self.message.is_none() => self.said(c),
             b"type" => {
-                self.top_kind = string(c)?;
+                self.top_kind = word(c)?;
                 self.kind = self.kind.take().or_else(|| self.top_kind.clone());
                 Ok(())
             }
@@ -188,10 +195,12 @@ impl Found {
     fn leaf(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Fault> {
         match key {
             b"message" if self.message.is_none() => self.message = string(c)?,
-            b"type" => self.kind = string(c)?,
-            b"param" => self.param = string(c)?,
+            b"type" => self.kind = word(c)?,
+            b"param" => self.param = word(c)?,
             b"code" if matches!(c.kind()?, Kind::String | Kind::Number) => {
-                self.code = Some(String::from_utf8_lossy(c.value()?).into_owned());
+                let code = c.value()?;
+                self.code =
+                    (code.len() <= WORD_LIMIT).then(|| String::from_utf8_lossy(code).into_owned());
             }
             _ => c.skip()?,
         }
@@ -207,6 +216,10 @@ impl Found {
         }
         Ok(())
     }
+}
+
+fn word(c: &mut Cursor<'_>) -> Result<Option<String>, Fault> {
+    Ok(string(c)?.map(|text| clip(&text, WORD_LIMIT).to_owned()))
 }
 
 fn string(c: &mut Cursor<'_>) -> Result<Option<String>, Fault> {

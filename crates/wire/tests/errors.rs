@@ -42,6 +42,15 @@ fn must_14_an_openai_error_event_is_an_object_with_all_four_keys() {
 }
 
 #[test]
+fn must_5_what_is_added_to_an_openai_stream_is_one_data_line() {
+    let event = error_event(Dialect::OpenAi, &TEXT, None);
+    let text = std::str::from_utf8(&event).unwrap();
+    let lines: Vec<&str> = text.split('\n').collect();
+    assert_eq!((lines.len(), &lines[1..]), (3, &["", ""][..]));
+    assert!(lines[0].starts_with("data: {") && lines[0].is_ascii());
+}
+
+#[test]
 fn must_15_an_anthropic_error_event_has_its_name() {
     let event = error_event(
         Dialect::Anthropic,
@@ -224,6 +233,16 @@ fn must_19_html_text_and_nothing_are_wrapped() {
         r#"{"detail":"m"} trailing"#
     );
     assert!(!wrap(500, None, &[b'['; 100_000]).is_empty());
+}
+
+#[test]
+fn must_19_what_is_kept_is_bounded() {
+    let long = "k".repeat(100_000);
+    let body = format!(r#"{{"detail":"{long}","type":"{long}","param":"{long}","code":"{long}"}}"#);
+    let Wrapped::Replaced(body) = wrap_error(Dialect::OpenAi, 400, None, body.as_bytes()) else {
+        panic!("not the shape of any client");
+    };
+    assert!(body.len() < 18 * 1024, "{}", body.len());
 }
 
 #[test]

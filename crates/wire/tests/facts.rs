@@ -7,6 +7,16 @@ use common::{DONE, EVENT_BYTES, chat, joined, scan, scan_chunks, totals, usage};
 use tidegate_wire::{Dialect, StreamScanner, Terminal};
 
 #[test]
+fn must_13_a_stream_cut_cleanly_shows_no_end_and_has_room_for_an_error_event() {
+    let mut scanner = StreamScanner::new(Dialect::OpenAi, EVENT_BYTES);
+    scanner.push(Bytes::from(chat("a") + &chat("b")));
+    let piece = scanner.pop().unwrap();
+    assert_eq!((piece.facts.terminal, piece.facts.finished), (None, false));
+    assert!(scanner.finish().is_none());
+    assert!(scanner.at_boundary());
+}
+
+#[test]
 fn must_57_usage_comes_from_its_places_only() {
     let text = "{\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":9}} data: [DONE] \n\n event: error \"error\":{";
     let nested = "data: {\"choices\":[{\"delta\":{\"content\":\"x\",\"usage\":{\"prompt_tokens\":8}}}],\"usage\":null}\n\n";
