@@ -32,7 +32,7 @@ pub mod schema;
 pub mod secret;
 pub mod sources;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tree;
 pub mod units;
 mod upstreams;

@@ -69,8 +69,16 @@ pub(super) fn read(text: &str, root: &Shape, env: &Env, findings: &mut Findings)
     };
     let (tree, errors) = DeTable::parse_recoverable(text);
     let mut readable = true;
+    let mut last_line = 0;
     for error in errors {
         let place = reader.place(error.span().unwrap_or(0..0));
+        // One slip makes several errors in a row.
+        if let Place::File { line, .. } = place {
+            if line == last_line {
+                continue;
+            }
+            last_line = line;
+        }
         let duplicate = error.message().contains("duplicate key");
         readable &= duplicate;
         let (what, help) = match duplicate {

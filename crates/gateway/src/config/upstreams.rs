@@ -14,7 +14,7 @@ pub(super) fn build(
     timeouts: &Timeouts,
     findings: &mut Findings,
 ) -> Vec<Upstream> {
-    if written.is_empty() && !findings.is_broken("upstreams") && !findings.is_given("upstreams") {
+    if written.is_empty() && !findings.is_broken("upstreams") {
         findings.wrong(
             "upstreams",
             "there is no upstream",

@@ -112,11 +112,15 @@ fn admin(written: &file::Admin, server: SocketAddr, findings: &mut Findings) -> 
     let same_ip =
         listen.ip() == server.ip() || listen.ip().is_unspecified() || server.ip().is_unspecified();
     if listen.port() == server.port() && listen.port() != 0 && same_ip {
-        findings.wrong(
-            path,
-            format!("{listen} is the data plane's own port"),
-            "give admin another port, or \"off\"",
-        );
+        let help = "give each a port of its own, or switch admin \"off\"";
+        match findings.is_given(path) || !findings.is_given("server.listen") {
+            true => findings.wrong(path, format!("{listen} is the data plane's own port"), help),
+            false => findings.wrong(
+                "server.listen",
+                format!("{server} is the address of admin"),
+                help,
+            ),
+        }
     } else if is_public(listen.ip()) {
         let help = "it has no keys: listen on 127.0.0.1 or a private address, or let a firewall or network policy guard the port";
         findings.warn(

@@ -10,6 +10,9 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{self, Sources, keys};
 
+#[cfg(test)]
+mod tests;
+
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {

@@ -1,0 +1,249 @@
+//! What is right, and what it means.
+
+use super::*;
+
+#[test]
+fn the_smallest_file_is_one_upstream() {
+    let loaded = loaded("[[upstreams]]\nurl = \"http://127.0.0.1:8000\"\n");
+    assert_eq!(
+        loaded.config,
+        Config::one_upstream(address("127.0.0.1:8000"))
+    );
+    assert_eq!(loaded.warnings, []);
+}
+
+/// Case C137: what nobody wrote is safe.
+#[test]
+fn every_default_is_finite() {
+    let config = Config::one_upstream(address("127.0.0.1:8000"));
+    let Timeouts {
+        request_head,
+        request_body,
+        queue,
+        pool,
+        connect,
+        tls,
+        response_head,
+        first_event,
+        silence,
+        idle,
+        write,
+        total,
+    } = config.upstreams[0].timeouts.clone();
+    let waits = [
+        request_head,
+        request_body,
+        queue,
+        pool,
+        connect,
+        tls,
+        response_head,
+        first_event,
+        silence,
+        idle,
+        write,
+    ];
+    assert!(
+        waits
+            .iter()
+            .all(|wait| !wait.is_zero() && *wait <= Duration::from_secs(600)),
+        "{waits:?}"
+    );
+    assert_eq!(total, None);
+    assert_eq!(
+        (config.upstreams[0].slots.get(), config.upstreams[0].queue),
+        (64, 64)
+    );
+    assert!(
+        config.server.listen.ip().is_loopback() && config.admin.listen.unwrap().ip().is_loopback()
+    );
+    assert!(
+        config.server.connections_max <= 10_000 && config.server.drain <= Duration::from_secs(30)
+    );
+    assert_eq!(config.cors, Cors::default());
+    assert_eq!(config.limits.request_body_bytes, 64 << 20);
+}
+
+#[test]
+fn a_full_file_says_what_it_says() {
+    let config = loaded_with(include_str!("full.toml"), &[("ANTHROPIC_API_KEY", "sk-1")]).config;
+    assert_eq!(
+        (config.default_upstream, config.unknown_models),
+        (1, UnknownModels::Default)
+    );
+    assert_eq!(
+        (config.server.listen, config.server.workers.get()),
+        (address("127.0.0.1:8081"), 3)
+    );
+    assert_eq!(
+        (config.server.half_close, config.admin.listen),
+        (HalfClose::Serve, None)
+    );
+    assert_eq!(config.limits.request_body_bytes, 8_000_000);
+    assert_eq!(
+        config.log,
+        Log {
+            format: LogFormat::Json,
+            level: Level::Debug,
+            access: false
+        }
+    );
+    let [gpu, cloud] = &config.upstreams[..] else {
+        panic!("two upstreams")
+    };
+    assert_eq!(
+        gpu.endpoints[1],
+        Endpoint {
+            tls: false,
+            host: "::1".into(),
+            port: 8000,
+            base_path: String::new()
+        }
+    );
+    assert_eq!(
+        (
+            gpu.slots.get(),
+            gpu.queue,
+            gpu.pool.connections_max,
+            gpu.pool.http
+        ),
+        (8, 8, 9, HttpVersion::Http2)
+    );
+    assert_eq!(
+        (gpu.timeouts.connect, gpu.timeouts.total),
+        (Duration::from_millis(500), None)
+    );
+    assert_eq!(
+        (gpu.heartbeat, gpu.ask_usage),
+        (Some(Duration::from_secs(10)), true)
+    );
+    assert_eq!(gpu.aliases["gpt-4o"], "llama-3");
+    assert_eq!(
+        (cloud.kind, cloud.auth, cloud.pool.http),
+        (Kind::Anthropic, AuthStyle::XApiKey, HttpVersion::Auto)
+    );
+    assert_eq!(
+        (cloud.queue, cloud.settle, cloud.ask_usage),
+        (0, Duration::from_secs(2), false)
+    );
+    assert_eq!(
+        (cloud.timeouts.connect, cloud.timeouts.total),
+        (Duration::from_secs(1), Some(Duration::from_secs(1200)))
+    );
+    assert_eq!(cloud.api_key.as_ref().map(Secret::expose), Some("sk-1"));
+}
+
+#[test]
+fn unknown_models_are_refused_where_models_are_listed() {
+    let one = loaded("[[upstreams]]\nurl = \"http://a\"\nmodels = [\"m\"]");
+    assert_eq!(one.config.unknown_models, UnknownModels::Refuse);
+}
+
+#[test]
+fn warnings_are_no_mistakes() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    for (text, expected) in [
+        (
+            format!("[server]\nkeep_alive = \"5s\"\n{upstream}"),
+            "tidegate.toml:2:14: server.keep_alive: 5s is short",
+        ),
+        (
+            format!("[admin]\nlisten = \"0.0.0.0:9090\"\n{upstream}"),
+            "admin.listen: admin listens on 0.0.0.0:9090",
+        ),
+        (
+            format!("[admin]\nlisten = \"8.8.8.8:9090\"\n{upstream}"),
+            "admin.listen: admin listens on 8.8.8.8:9090",
+        ),
+        (
+            format!("[timeouts]\nidle = \"1s\"\nsilence = \"2s\"\n{upstream}"),
+            "silence (2s) is longer than idle (1s)",
+        ),
+        (
+            format!("{upstream}pool.connections_max = 4"),
+            "4 connections in all are fewer than 64 slots",
+        ),
+        (
+            format!("{upstream}kind = \"vllm\"\npool.idle = \"5s\""),
+            "not shorter than vLLM's own 5 s",
+        ),
+        (
+            format!("{upstream}tls.server_name = \"b\""),
+            "no endpoint is https://",
+        ),
+        (
+            format!("{upstream}[upstreams.aliases]\na = \"b\"\nb = \"c\""),
+            "\"b\" is an alias itself",
+        ),
+        (
+            format!("{upstream}api_key = \"sk-MARKER\""),
+            "a secret is written out in the configuration file",
+        ),
+        (
+            format!("[cors]\norigins = [\"*\", \"https://a\"]\n{upstream}"),
+            "\"*\" allows every origin",
+        ),
+    ] {
+        let warnings = loaded(&text).warnings;
+        assert_eq!(warnings.len(), 1, "{text}\n{warnings:?}");
+        let said = warnings[0].to_string();
+        assert!(
+            said.starts_with("warning: tidegate.toml:") && said.contains(expected),
+            "{said}"
+        );
+        assert!(!said.contains("MARKER"));
+    }
+    let shared = "[[upstreams]]\nname = \"a\"\nurl = \"http://h\"\nmodels = [\"a\"]\n[[upstreams]]\nname = \"b\"\nurl = \"http://h\"\nmodels = [\"b\"]";
+    assert!(
+        loaded(shared).warnings[0]
+            .to_string()
+            .contains("share an endpoint")
+    );
+    assert_eq!(
+        loaded(&format!("[admin]\nlisten = \"10.0.0.1:9090\"\n{upstream}")).warnings,
+        []
+    );
+}
+
+#[test]
+fn variables_fill_in_any_text() {
+    let text = "[server]\ndrain = \"${DRAIN}\"\n[[upstreams]]\nurl = \"http://${HOST:-127.0.0.1}:8000\"\nslots = \"${SLOTS}\"\nask_usage = \"${USAGE}\"";
+    let config = loaded_with(text, &[("DRAIN", "7s"), ("SLOTS", "3"), ("USAGE", "true")]).config;
+    assert_eq!(config.server.drain, Duration::from_secs(7));
+    assert_eq!(
+        (
+            config.upstreams[0].slots.get(),
+            config.upstreams[0].ask_usage
+        ),
+        (3, true)
+    );
+    assert_eq!(config.upstreams[0].endpoints[0].host, "127.0.0.1");
+    let said = refused_with(text, &[("DRAIN", "seven"), ("SLOTS", "x"), ("USAGE", "1")]);
+    assert!(
+        said.contains("server.drain: the value has no number") && said.contains("3 mistakes"),
+        "{said}"
+    );
+}
+
+/// `tidegate check` prints a file that means the same.
+#[test]
+fn the_effective_settings_are_a_file_that_says_the_same() {
+    let full = "[server]\nlisten = \"127.0.0.1:1\"\nworkers = 2\ndrain = \"90s\"\nallow_unauthenticated = true\n[admin]\nlisten = \"off\"\n\
+        [limits]\nevent = \"12345B\"\nrequest_body = \"3MB\"\n[timeouts]\ntotal = \"20m\"\nconnect = \"1500ms\"\n[cors]\norigins = [\"*\"]\n\
+        [log]\naccess = false\n[[upstreams]]\nname = \"a\"\nkind = \"llama.cpp\"\nurl = \"http://[::1]:9/p/v1\"\nmodels = [\"m\\\"\\u0041$${x}*\"]\n\
+        heartbeat = \"10s\"\naliases.\"a.b\" = \"m$$${c}\"\ntimeouts.idle = \"3s\"\n[[upstreams]]\nname = \"b\"\nmodels = [\"b\"]\nurl = \"https://b\"\n\
+        tls.server_name = \"c\"\npool.eject = \"1m\"\nauth = \"x-api-key\"";
+    for text in ["[[upstreams]]\nurl = \"http://127.0.0.1:8000\"", full] {
+        let first = loaded(text);
+        let printed = effective::toml(&first);
+        assert_eq!(loaded(&printed).config, first.config, "{printed}");
+    }
+    let printed = effective::toml(&loaded(full));
+    for line in [
+        "connect = \"1500ms\" # tidegate.toml:13",
+        "drain = \"90s\" # tidegate.toml:4",
+        "keep_alive = \"75s\"\n",
+    ] {
+        assert!(printed.contains(line), "{line} in\n{printed}");
+    }
+}
