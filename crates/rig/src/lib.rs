@@ -10,12 +10,14 @@ pub mod cli;
 pub mod clock;
 mod http1;
 pub mod load;
+mod naive;
 pub mod raw;
 pub mod script;
 pub mod sse;
 mod truth;
 mod upstream;
 
+pub use naive::NaiveProxy;
 pub use raw::{BodyEnd, Closed, RawClient, ResponseHead};
 pub use script::Script;
 pub use sse::Event;

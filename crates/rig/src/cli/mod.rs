@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{FakeUpstream, Script};
+use crate::{FakeUpstream, NaiveProxy, Script};
 
 /// A fake model server that knows the truth, load for any gateway in front of
 /// it, and the comparison of several.
@@ -26,6 +26,8 @@ enum Command {
     FakeUpstream(FakeArgs),
     /// Put load on a gateway and measure it.
     Load(Box<load::LoadArgs>),
+    /// Serve a proxy with every fault this judge looks for.
+    NaiveProxy(NaiveArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -41,6 +43,19 @@ struct FakeArgs {
     keep: usize,
 }
 
+#[derive(Debug, clap::Args)]
+struct NaiveArgs {
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1:8081")]
+    listen: SocketAddr,
+    /// Where to forward to.
+    #[arg(long)]
+    upstream: SocketAddr,
+    /// Slots, freed too early.
+    #[arg(long, default_value_t = 20_000)]
+    slots: usize,
+}
+
 /// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -50,6 +65,7 @@ pub fn main() -> ExitCode {
         .build();
     let result = runtime.and_then(|runtime| match cli.command {
         Command::FakeUpstream(args) => runtime.block_on(fake(args)),
+        Command::NaiveProxy(args) => runtime.block_on(naive(args)),
         Command::Load(args) => runtime.block_on(load::run(*args)),
     });
     match result {
@@ -87,5 +103,13 @@ async fn fake(args: FakeArgs) -> io::Result<ExitCode> {
     say(&format!("listening on {}", upstream.addr()))?;
     tokio::signal::ctrl_c().await?;
     complain(&serde_json::to_string(&upstream.truth())?);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn naive(args: NaiveArgs) -> io::Result<ExitCode> {
+    crate::load::raise_descriptors(0)?;
+    let proxy = NaiveProxy::start(args.listen, args.upstream, args.slots).await?;
+    say(&format!("listening on {}", proxy.addr()))?;
+    tokio::signal::ctrl_c().await?;
     Ok(ExitCode::SUCCESS)
 }

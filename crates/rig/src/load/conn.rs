@@ -154,13 +154,25 @@ pub(super) fn events(bytes: &[u8]) -> u64 {
     memmem::find_iter(bytes, b"\n\n").count() as u64
 }
 
-/// The stamps in `bytes`.
+/// The stamps in `bytes`; one that the end may have cut is left out.
 pub(super) fn stamps(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     const KEY: &[u8] = b"\"stamp\":";
-    memmem::find_iter(bytes, KEY).map(|at| {
-        bytes[at + KEY.len()..]
-            .iter()
-            .take_while(|b| b.is_ascii_digit())
-            .fold(0_u64, |n, b| n * 10 + u64::from(b - b'0'))
+    memmem::find_iter(bytes, KEY).filter_map(|at| {
+        let digits = &bytes[at + KEY.len()..];
+        let end = digits.iter().position(|b| !b.is_ascii_digit())?;
+        let number = std::str::from_utf8(&digits[..end]).ok()?;
+        number.parse().ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_are_found_whole() {
+        let bytes = b"x\"stamp\":12}\n\n\"stamp\":345}\n\n\"stamp\":6";
+        assert_eq!(stamps(bytes).collect::<Vec<_>>(), [12, 345]);
+        assert_eq!(events(bytes), 2);
+    }
 }

@@ -65,7 +65,7 @@ impl Target {
         Watched {
             pid: self.pid,
             listen: self.addr.port(),
-            upstream: self.upstream.map(|a| a.port()),
+            upstream: self.upstream.filter(|a| *a != self.addr).map(|a| a.port()),
         }
     }
 
