@@ -3,6 +3,20 @@
 //!
 //! The bytes of a stream are never changed here; the scanner only cuts them where an event ends and tells what it
 //! saw. Request edits are splices. What cannot be read is passed on and counted, never a panic.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use tidegate_wire::{Dialect, StreamScanner, Terminal};
+//!
+//! let mut scanner = StreamScanner::new(Dialect::OpenAi, 64 * 1024);
+//! scanner.push(Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"}}]}\n\ndata: [DO"));
+//! let first = scanner.pop().expect("one event is complete");
+//! assert!(first.facts.content && scanner.at_boundary());
+//! assert!(scanner.pop().is_none(), "the rest needs more bytes");
+//! scanner.push(Bytes::from_static(b"NE]\n\n"));
+//! let last = scanner.pop().expect("and now it has them");
+//! assert_eq!(last.facts.terminal, Some(Terminal::Done));
+//! ```
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -166,7 +166,7 @@ impl StreamScanner {
         if let Some(piece) = self.pop() {
             return Some(piece);
         }
-        let bytes = self.held.split().freeze();
+        let bytes = std::mem::take(&mut self.held).freeze();
         let facts = match self.oversize.take() {
             Some(watch) => self.inspector.watched(&watch),
             None if bytes.is_empty() => return None,
@@ -265,13 +265,13 @@ impl StreamScanner {
             });
             self.popped_whole = false;
             return Some(Piece {
-                bytes: self.held.split().freeze(),
+                bytes: std::mem::take(&mut self.held).freeze(),
                 facts: Facts::default(),
             });
         };
         let end = self.chunk.split_to(len.min(self.chunk.len()));
         self.held.extend_from_slice(&end);
-        let bytes = self.held.split().freeze();
+        let bytes = std::mem::take(&mut self.held).freeze();
         let facts = self.whole_event(&bytes);
         self.popped_whole = true;
         Some(Piece { bytes, facts })

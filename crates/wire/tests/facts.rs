@@ -190,6 +190,10 @@ fn must_60_content_of_the_other_dialects() {
         0
     );
     assert_eq!(
+        responses(r#"{"type":"response.output_text.done","delta":"x"}"#),
+        0
+    );
+    assert_eq!(
         responses(r#"{"type":"response.output_text.done","text":"x"}"#),
         0
     );
@@ -213,9 +217,16 @@ fn finish_reasons_are_seen() {
             "{text}"
         );
     }
-    let broken = b"data: {\"error\":{\"message\":\"m\"},\"choices\":[{\"delta\":{\"content\":\"e\"},\"finish_reason\":\"error\"}]}\n\n";
-    let sum = totals(&scan(Dialect::OpenAi, broken));
-    assert_eq!((sum.finished, sum.deltas, sum.errors.len()), (false, 0, 1));
+    for reason in ["error", "stop"] {
+        let broken = format!(
+            "data: {{\"error\":{{\"message\":\"m\"}},\"choices\":[{{\"delta\":{{\"content\":\"e\"}},\
+             \"finish_reason\":\"{reason}\"}}]}}\n\n"
+        );
+        let sum = totals(&scan(Dialect::OpenAi, broken.as_bytes()));
+        assert_eq!((sum.finished, sum.deltas, sum.errors.len()), (false, 0, 1));
+    }
+    let error = b"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"error\"}]}\n\n";
+    assert!(!totals(&scan(Dialect::OpenAi, error)).finished);
 }
 
 #[test]
@@ -333,6 +344,7 @@ fn what_cannot_be_read_is_counted_and_passed() {
         "{\"choices\":7}",
         "{broken",
         "[1]",
+        "{\"usage\":{\"prompt_tokens\":1}} x",
         "hello",
         "{\"usage\":{\"prompt_tokens\":-1}}",
         "{\"choices\":[7]}",

@@ -110,6 +110,21 @@ fn must_4_a_16_mib_line_is_never_held() {
 }
 
 #[test]
+fn must_4_an_event_of_just_the_bound_is_still_read() {
+    let text = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3}}\r\n\r\n";
+    for (bound, read) in [(text.len() - 1, 1), (text.len() - 2, 0)] {
+        for size in [1, text.len()] {
+            let pieces = scan_chunks(Dialect::OpenAi, bound, text.as_bytes().chunks(size));
+            assert_eq!(
+                totals(&pieces).usage_only,
+                read,
+                "bound {bound}, chunks of {size}"
+            );
+        }
+    }
+}
+
+#[test]
 fn must_4_the_end_and_the_usage_of_a_long_event_are_not_missed() {
     let answer = "\\\"usage\\\":{x} ".repeat(10_000);
     let text = format!(
