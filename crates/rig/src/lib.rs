@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+pub mod bench;
 pub mod cli;
 pub mod clock;
 mod http1;

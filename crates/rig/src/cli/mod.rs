@@ -1,5 +1,6 @@
 //! `rig`: fake upstream, load, bench, and a proxy that must fail.
 
+mod bench;
 mod load;
 
 use std::io::{self, Write as _};
@@ -26,6 +27,8 @@ enum Command {
     FakeUpstream(FakeArgs),
     /// Put load on a gateway and measure it.
     Load(Box<load::LoadArgs>),
+    /// Compare gateways under the same load.
+    Bench(bench::BenchArgs),
     /// Serve a proxy with every fault this judge looks for.
     NaiveProxy(NaiveArgs),
 }
@@ -66,6 +69,7 @@ pub fn main() -> ExitCode {
     let result = runtime.and_then(|runtime| match cli.command {
         Command::FakeUpstream(args) => runtime.block_on(fake(args)),
         Command::NaiveProxy(args) => runtime.block_on(naive(args)),
+        Command::Bench(args) => runtime.block_on(bench::run(args)),
         Command::Load(args) => runtime.block_on(load::run(*args)),
     });
     match result {
@@ -78,7 +82,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Writes a line for people to standard error.
-fn complain(text: &str) {
+pub(crate) fn complain(text: &str) {
     // Nobody to tell if standard error is closed.
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -3,9 +3,10 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::conn::Conn;
 use super::report::{Quantiles, Report, histogram};
@@ -54,7 +55,7 @@ pub async fn calls(target: &Target, plan: &CallsPlan) -> io::Result<Report> {
     let (conns, _) = round(target, conns, &request, plan.warmup).await;
     let watched = target.watched();
     report.before = watched.process();
-    let sampler = Sampler::start(watched, std::time::Duration::from_millis(500));
+    let sampler = Sampler::start(watched, Duration::from_millis(500));
     target.say(format_args!("calls: {} measured", plan.calls));
     let from = watched.process();
     let start = Instant::now();
@@ -117,7 +118,11 @@ async fn one(
     };
     while take() {
         let start = Instant::now();
-        let result = conn.call(&request).await;
+        // A gateway that wedges must not wedge the judge.
+        let result = match timeout(Duration::from_secs(60), conn.call(&request)).await {
+            Ok(result) => result,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
         let took = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let broken = result.is_err() || conn.close;
         {

@@ -252,7 +252,9 @@ async fn held(
             }
         });
         let opened = (n + 1).saturating_sub(OPENING) as u64;
-        shared.wait_ready(opened, Duration::from_secs(30)).await;
+        if !shared.wait_ready(opened, Duration::from_secs(30)).await {
+            break;
+        }
     }
     let all = plan.streams as u64;
     if !shared.wait_ready(all, Duration::from_secs(30)).await {

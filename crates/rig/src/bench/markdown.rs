@@ -1,0 +1,215 @@
+//! Results as a page: medians with their spread, and ratios within a round.
+
+use std::fmt::Write as _;
+
+use super::figures::{Get, after, count, median, ratio, values};
+use super::verdict::verdicts;
+use super::{Machine, Run};
+use crate::load::Report;
+
+/// One column of a scenario's table.
+struct Column {
+    title: &'static str,
+    digits: usize,
+    get: Get,
+}
+
+/// One scenario's table; ratios are made of its first column.
+struct Table {
+    scenario: &'static str,
+    title: &'static str,
+    columns: &'static [Column],
+}
+
+fn errors(report: &Report) -> Option<f64> {
+    count(report.error_count())
+}
+
+const fn column(title: &'static str, digits: usize, get: Get) -> Column {
+    Column { title, digits, get }
+}
+
+const STORM: &[Column] = &[
+    column("wasted, % of planned", 3, |r| {
+        Some(r.waste?.percent_of_planned)
+    }),
+    column("wasted tokens", 0, |r| count(r.waste?.wasted)),
+    column("running after 1 s", 0, |r| count(r.running_after?)),
+    column("CLOSE_WAIT", 0, |r| after(r, "CLOSE_WAIT")),
+    column("TIME_WAIT", 0, |r| after(r, "TIME_WAIT")),
+    column("MiB left over", 1, |r| {
+        count(r.after?.rss_kib.saturating_sub(r.before?.rss_kib)).map(|k| k / 1024.0)
+    }),
+    column("first event p99 ms", 2, |r| Some(r.first_event?.p99_ms)),
+    column("the same undisturbed", 2, |r| {
+        Some(r.first_event_undisturbed?.p99_ms)
+    }),
+    column("errors", 0, errors),
+];
+
+const TABLES: &[Table] = &[
+    Table {
+        scenario: "calls",
+        title: "Small calls, 64 connections, not streamed",
+        columns: &[
+            column("µs of CPU a call", 1, |r| r.cpu_us_per_call),
+            column("calls/s", 0, |r| {
+                (r.seconds > 0.0).then(|| count(r.calls).map(|c| c / r.seconds))?
+            }),
+            column("p50 ms", 2, |r| Some(r.latency?.p50_ms)),
+            column("p99 ms", 2, |r| Some(r.latency?.p99_ms)),
+            column("errors", 0, errors),
+        ],
+    },
+    Table {
+        scenario: "streams",
+        title: "500 streams, a chunk each 20 ms",
+        columns: &[
+            column("µs of CPU a chunk", 1, |r| r.cpu_us_per_chunk),
+            column("delay p50 ms", 3, |r| Some(r.delay?.p50_ms)),
+            column("delay p99 ms", 3, |r| Some(r.delay?.p99_ms)),
+            column("first event p99 ms", 2, |r| Some(r.first_event?.p99_ms)),
+            column("errors", 0, errors),
+        ],
+    },
+    Table {
+        scenario: "idle",
+        title: "Idle streams",
+        columns: &[
+            column("KiB of memory each", 1, |r| r.kib_per_stream),
+            column("MiB in all", 1, |r| r.mib_taken),
+            column("errors", 0, errors),
+        ],
+    },
+    Table {
+        scenario: "slow",
+        title: "200 slow readers of a fast upstream",
+        columns: &[
+            column("MiB taken", 1, |r| r.mib_taken),
+            column("errors", 0, errors),
+        ],
+    },
+    Table {
+        scenario: "storm-rst",
+        title: "The storm: 500 users, 5,000 calls of 400 tokens, cut at the 5th chunk by RST",
+        columns: STORM,
+    },
+    Table {
+        scenario: "storm-fin",
+        title: "The storm, by FIN",
+        columns: STORM,
+    },
+];
+
+fn spread(values: &[(usize, f64)], digits: usize) -> String {
+    let plain: Vec<f64> = values.iter().map(|(_, v)| *v).collect();
+    let low = plain.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = plain.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    match median(plain) {
+        None => "–".to_owned(),
+        Some(m) if low.total_cmp(&high).is_eq() => format!("{m:.digits$}"),
+        Some(m) => format!("{m:.digits$} ({low:.digits$}–{high:.digits$})"),
+    }
+}
+
+/// The page.
+#[must_use]
+pub fn markdown(machine: &Machine, runs: &[Run]) -> String {
+    let mut page = String::from("# Benchmarks\n\n");
+    preface(&mut page, machine, runs);
+    let mut names: Vec<&str> = Vec::new();
+    for run in runs {
+        if !names.contains(&run.contender.as_str()) {
+            names.push(&run.contender);
+        }
+    }
+    let order = ["direct", "nginx", "HAProxy", "Tidegate", "naive"];
+    names.sort_by_key(|n| order.iter().position(|o| o == n));
+    for table in TABLES {
+        if runs.iter().any(|r| r.scenario == table.scenario) {
+            table_into(&mut page, table, &names, runs);
+        }
+    }
+    if names.contains(&"Tidegate") {
+        page.push_str("## The bars\n\n| bar | limit | median | met |\n|---|---|---|---|\n");
+        for v in verdicts(runs) {
+            let value = v
+                .value
+                .map_or_else(|| "not measured".to_owned(), |v| format!("{v:.2}"));
+            let met = if v.met() { "yes" } else { "**no**" };
+            put(
+                &mut page,
+                format_args!("| {} | {} | {value} | {met} |\n", v.bar, v.limit),
+            );
+        }
+    }
+    page
+}
+
+fn put(page: &mut String, text: std::fmt::Arguments<'_>) {
+    page.write_fmt(text).expect("a String takes any text");
+}
+
+fn preface(page: &mut String, machine: &Machine, runs: &[Run]) {
+    let rounds = runs.iter().map(|r| r.round + 1).max().unwrap_or(0);
+    put(
+        page,
+        format_args!(
+            "Written by `rig bench`. Medians of {rounds} interleaved rounds, lowest and highest in brackets; \
+             ratios are medians of the ratios within a round. Load, upstream and gateway share the machine. \
+             CPU is the gateway's processes alone, from the scheduler's counters. Delay is from the upstream's \
+             stamp to the client's read, so the direct connection's line is the floor of the others.\n\n"
+        ),
+    );
+    put(
+        page,
+        format_args!(
+            "- Machine: {} × {}, {} MiB, Linux {}, load average before {}\n- Date: {}\n- Command: `{}`\n",
+            machine.cores,
+            machine.processor,
+            machine.memory_mib,
+            machine.kernel,
+            machine.load_before,
+            machine.date,
+            machine.command
+        ),
+    );
+    for (name, version) in &machine.versions {
+        put(page, format_args!("- {name}: {version}\n"));
+    }
+    page.push('\n');
+}
+
+fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
+    put(page, format_args!("## {}\n\n|  |", table.title));
+    for column in table.columns {
+        put(page, format_args!(" {} |", column.title));
+    }
+    let first = table.columns[0].get;
+    let rivals: Vec<&str> = ["nginx", "HAProxy"]
+        .into_iter()
+        .filter(|r| names.contains(r) && !table.scenario.starts_with("storm"))
+        .collect();
+    for rival in &rivals {
+        put(page, format_args!(" × {rival} |"));
+    }
+    page.push_str("\n|---|");
+    page.push_str(&"---|".repeat(table.columns.len() + rivals.len()));
+    page.push('\n');
+    for name in names {
+        put(page, format_args!("| {name} |"));
+        for column in table.columns {
+            let values = values(runs, table.scenario, name, column.get);
+            put(page, format_args!(" {} |", spread(&values, column.digits)));
+        }
+        let mine = values(runs, table.scenario, name, first);
+        for rival in &rivals {
+            let theirs = values(runs, table.scenario, rival, first);
+            let ratio = ratio(&mine, &theirs).filter(|_| name != rival);
+            let text = ratio.map_or_else(|| "–".to_owned(), |r| format!("{r:.2}"));
+            put(page, format_args!(" {text} |"));
+        }
+        page.push('\n');
+    }
+    page.push('\n');
+}

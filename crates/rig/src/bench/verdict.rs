@@ -1,0 +1,144 @@
+//! The bars the project has set itself.
+
+use super::Run;
+use super::figures::{Get, after, count, median, ratio, values};
+
+/// One bar and whether it was met.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What is asked.
+    pub bar: &'static str,
+    /// The bar.
+    pub limit: f64,
+    /// The median; none if it was not measured.
+    pub value: Option<f64>,
+}
+
+impl Verdict {
+    /// Whether the bar is met. What was not measured is not met.
+    #[must_use]
+    pub fn met(&self) -> bool {
+        self.value.is_some_and(|v| v <= self.limit)
+    }
+}
+
+/// A bar on a median, or on the ratio to a rival's figure of the same round.
+struct Bar {
+    name: &'static str,
+    limit: f64,
+    scenario: &'static str,
+    rival: Option<&'static str>,
+    get: Get,
+}
+
+const fn bar(name: &'static str, limit: f64, scenario: &'static str, get: Get) -> Bar {
+    Bar {
+        name,
+        limit,
+        scenario,
+        rival: None,
+        get,
+    }
+}
+
+impl Bar {
+    const fn times(self, rival: &'static str) -> Self {
+        Self {
+            rival: Some(rival),
+            ..self
+        }
+    }
+}
+
+const WASTED: Get = |r| Some(r.waste?.percent_of_planned);
+const RUNNING: Get = |r| count(r.running_after?);
+const CLOSE_WAIT: Get = |r| after(r, "CLOSE_WAIT");
+const TIME_WAIT: Get = |r| after(r, "TIME_WAIT");
+const ERRORS: Get = |r| count(r.error_count());
+
+const BARS: &[Bar] = &[
+    bar("CPU a call, times nginx's", 1.3, "calls", |r| {
+        r.cpu_us_per_call
+    })
+    .times("nginx"),
+    bar("CPU a chunk, times nginx's", 1.0, "streams", |r| {
+        r.cpu_us_per_chunk
+    })
+    .times("nginx"),
+    bar("delay p50, times HAProxy's", 1.0, "streams", |r| {
+        Some(r.delay?.p50_ms)
+    })
+    .times("HAProxy"),
+    bar("delay p99, times HAProxy's", 1.0, "streams", |r| {
+        Some(r.delay?.p99_ms)
+    })
+    .times("HAProxy"),
+    bar("KiB per idle stream", 24.0, "idle", |r| r.kib_per_stream),
+    bar("MiB for 200 slow readers", 64.0, "slow", |r| r.mib_taken),
+    bar("RST: wasted, % of planned", 0.1, "storm-rst", WASTED),
+    bar("RST: running after 1 s", 0.0, "storm-rst", RUNNING),
+    bar("RST: CLOSE_WAIT", 0.0, "storm-rst", CLOSE_WAIT),
+    bar("RST: TIME_WAIT", 149.0, "storm-rst", TIME_WAIT),
+    bar("RST: errors", 0.0, "storm-rst", ERRORS),
+    bar("FIN: wasted, % of planned", 0.1, "storm-fin", WASTED),
+    bar("FIN: running after 1 s", 0.0, "storm-fin", RUNNING),
+    bar("FIN: CLOSE_WAIT", 0.0, "storm-fin", CLOSE_WAIT),
+    bar("FIN: TIME_WAIT", 149.0, "storm-fin", TIME_WAIT),
+    bar("FIN: errors", 0.0, "storm-fin", ERRORS),
+];
+
+/// Tidegate's figures against the bars that the project has set itself.
+#[must_use]
+pub fn verdicts(runs: &[Run]) -> Vec<Verdict> {
+    let of = |bar: &Bar, who: &str| values(runs, bar.scenario, who, bar.get);
+    let verdict = |bar: &Bar| {
+        let mine = of(bar, "Tidegate");
+        let value = match bar.rival {
+            Some(rival) => ratio(&mine, &of(bar, rival)),
+            None => median(mine.into_iter().map(|(_, v)| v).collect()),
+        };
+        Verdict {
+            bar: bar.name,
+            limit: bar.limit,
+            value,
+        }
+    };
+    BARS.iter().map(verdict).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Machine, markdown};
+    use crate::load::Report;
+
+    fn run(round: usize, contender: &str, cpu: f64) -> Run {
+        Run {
+            round,
+            contender: contender.to_owned(),
+            scenario: "calls".to_owned(),
+            report: Report {
+                cpu_us_per_call: Some(cpu),
+                ..Report::default()
+            },
+        }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let runs = [
+            run(0, "nginx", 10.0),
+            run(0, "Tidegate", 12.0),
+            run(1, "nginx", 20.0),
+            run(1, "Tidegate", 22.0),
+            run(2, "nginx", 15.0),
+            run(2, "Tidegate", 30.0),
+        ];
+        let verdicts = verdicts(&runs);
+        assert_eq!(verdicts[0].value, Some(1.2));
+        assert!(verdicts[0].met());
+        assert!(!verdicts[1].met(), "not measured is not met");
+        let page = markdown(&Machine::default(), &runs);
+        assert!(page.contains("| Tidegate | 22.0 (12.0–30.0) |"), "{page}");
+    }
+}

@@ -1,0 +1,139 @@
+//! `rig bench`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+
+use clap::Args;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::bench::{self, Kind, Machine, Plan, SCENARIOS, markdown, verdicts};
+
+#[derive(Debug, Args)]
+pub(super) struct BenchArgs {
+    /// The gateway to judge.
+    #[arg(long)]
+    tidegate: Option<PathBuf>,
+    /// nginx to compare with.
+    #[arg(long)]
+    nginx: Option<PathBuf>,
+    /// HAProxy to compare with.
+    #[arg(long)]
+    haproxy: Option<PathBuf>,
+    /// Also run the naive proxy.
+    #[arg(long)]
+    naive: bool,
+    /// Only these scenarios: calls, streams, idle, slow, storm-rst, storm-fin.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Rounds.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Two rounds of smaller loads.
+    #[arg(long)]
+    quick: bool,
+    /// Write the page here.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Write all single results here, one JSON object a line, as they come.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Exit with 1 if Tidegate misses a bar.
+    #[arg(long)]
+    check: bool,
+}
+
+pub(super) async fn run(args: BenchArgs) -> io::Result<ExitCode> {
+    crate::load::raise_descriptors(if args.quick { 8_000 } else { 16_000 })?;
+    let plan = plan(&args)?;
+    let programs: Vec<(&str, &Path, &str)> = plan
+        .contenders
+        .iter()
+        .filter(|(kind, _)| *kind != Kind::Direct)
+        .map(|(kind, program)| {
+            let flag = match kind {
+                Kind::Nginx | Kind::Haproxy => "-v",
+                _ => "--version",
+            };
+            (kind.name(), program.as_path(), flag)
+        })
+        .collect();
+    let machine = Machine::look(&programs).await;
+    let (mut child, upstream) = upstream().await?;
+    let mut json = match &args.json {
+        Some(path) => Some(std::fs::File::create(path)?),
+        None => None,
+    };
+    let result = bench::run(&plan, upstream, |run| {
+        if let Some(file) = &mut json {
+            let line = serde_json::to_string(run).unwrap_or_default();
+            if let Err(e) = io::Write::write_all(file, format!("{line}\n").as_bytes()) {
+                super::complain(&format!("rig: --json: {e}"));
+            }
+        }
+    })
+    .await;
+    // It may have died before us; then there is nothing left to end.
+    let _ = child.kill().await;
+    let runs = result?;
+    let page = markdown(&machine, &runs);
+    match &args.out {
+        Some(path) => std::fs::write(path, &page)?,
+        None => super::say(&page)?,
+    }
+    let missed = args.tidegate.is_some() && !verdicts(&runs).iter().all(bench::Verdict::met);
+    Ok(ExitCode::from(u8::from(args.check && missed)))
+}
+
+fn plan(args: &BenchArgs) -> io::Result<Plan> {
+    let mut contenders = vec![(Kind::Direct, PathBuf::new())];
+    let given = [
+        (Kind::Nginx, &args.nginx),
+        (Kind::Haproxy, &args.haproxy),
+        (Kind::Tidegate, &args.tidegate),
+    ];
+    for (kind, program) in given {
+        contenders.extend(program.clone().map(|p| (kind, p)));
+    }
+    if args.naive {
+        contenders.push((Kind::Naive, std::env::current_exe()?));
+    }
+    for name in &args.only {
+        if !SCENARIOS.contains(&name.as_str()) {
+            let known = SCENARIOS.join(", ");
+            let text = format!("--only {name:?}: scenarios are {known}");
+            return Err(io::Error::other(text));
+        }
+    }
+    let wanted = |s: &&str| args.only.is_empty() || args.only.iter().any(|o| o == s);
+    Ok(Plan {
+        contenders,
+        scenarios: SCENARIOS
+            .iter()
+            .filter(|s| wanted(s))
+            .map(|s| (*s).to_owned())
+            .collect(),
+        rounds: if args.quick { 2 } else { args.rounds.max(1) },
+        quick: args.quick,
+    })
+}
+
+/// Starts the fake upstream as a process of its own.
+async fn upstream() -> io::Result<(Child, SocketAddr)> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["fake-upstream", "--listen", "127.0.0.1:0"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).await?;
+    let addr = line.trim().rsplit(' ').next().unwrap_or_default();
+    let addr = addr
+        .parse()
+        .map_err(|_| io::Error::other(format!("the fake upstream says {line:?}")))?;
+    Ok((child, addr))
+}
