@@ -13,7 +13,7 @@ const KEEP: usize = 64;
 const LISTS: usize = 2;
 
 /// Names one call for as long as it lives. A key of a call that is gone finds nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     index: u32,
     id: u64,
@@ -78,6 +78,10 @@ impl<T> Arena<T> {
             len: 0,
             next_id: 1,
         }
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
     }
 
     pub(crate) fn insert(&mut self, value: T) -> Key {
@@ -187,6 +191,12 @@ impl<T> Arena<T> {
     }
 }
 
+impl<T> Default for Arena<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 // === impl List ===
 
 impl<const L: usize> List<L> {
@@ -204,6 +214,10 @@ impl<const L: usize> List<L> {
 
     pub(crate) fn front<T>(&self, arena: &Arena<T>) -> Option<Key> {
         arena.key_at(self.head)
+    }
+
+    pub(crate) fn back<T>(&self, arena: &Arena<T>) -> Option<Key> {
+        arena.key_at(self.tail)
     }
 
     pub(crate) fn push_back<T>(&mut self, arena: &mut Arena<T>, key: Key) {

@@ -98,7 +98,12 @@ impl Ticks {
             None => Instant::now(),
             Some(clock) => clock.now(),
         };
-        let since = now.saturating_duration_since(self.origin);
+        self.at(now)
+    }
+
+    /// An instant in the ledger's unit; one before the origin is the origin.
+    pub(crate) fn at(&self, instant: Instant) -> Micros {
+        let since = instant.saturating_duration_since(self.origin);
         since
             .as_secs()
             .saturating_mul(1_000_000)

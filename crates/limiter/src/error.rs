@@ -11,6 +11,7 @@ pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rejected {
     pub(crate) reason: Reason,
+    pub(crate) predicted_wait: Duration,
     pub(crate) retry_after: Duration,
 }
 
@@ -24,6 +25,10 @@ pub enum Reason {
     /// The queue is full, and what it waits for is leftover work: fewer than `limit` calls are
     /// attended, yet abandoned and lingering ones take up the hard limit.
     LeftoverFull,
+    /// The caller's flow has as many queued calls as it may.
+    FlowFull,
+    /// The call cannot start before its deadline: it has passed, or the predicted wait is longer.
+    Deadline,
     /// The limiter was closed.
     Closed,
 }
@@ -35,6 +40,13 @@ pub enum Refused {
     Closed,
     /// The caller's deadline passed while the call was queued.
     Deadline {
+        /// How long the call was queued.
+        waited: Duration,
+        /// When it is worth asking again.
+        retry_after: Duration,
+    },
+    /// The queue stands, and the call had waited too long to be worth a slot.
+    Overloaded {
         /// How long the call was queued.
         waited: Duration,
         /// When it is worth asking again.
@@ -57,6 +69,12 @@ impl Rejected {
         false
     }
 
+    /// How long the call would have been queued: the calls ahead at the measured drain rate, unclamped.
+    #[must_use]
+    pub const fn predicted_wait(&self) -> Duration {
+        self.predicted_wait
+    }
+
     /// When it is worth asking again: the queue ahead at the measured drain rate, 1 s to 60 s.
     #[must_use]
     pub const fn retry_after(&self) -> Duration {
@@ -70,6 +88,8 @@ impl fmt::Display for Rejected {
             Reason::QueueFull => "the queue is full",
             Reason::QueueBytes => "the queue holds too many bytes",
             Reason::LeftoverFull => "abandoned work holds the slots and the queue is full",
+            Reason::FlowFull => "the queue of this flow is full",
+            Reason::Deadline => "no slot can come free before the deadline",
             Reason::Closed => "the limiter is closed",
         })
     }
@@ -81,10 +101,12 @@ impl std::error::Error for Rejected {}
 
 impl Reason {
     /// Every reason, in the order of the metrics.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 6] = [
         Self::QueueFull,
         Self::QueueBytes,
         Self::LeftoverFull,
+        Self::FlowFull,
+        Self::Deadline,
         Self::Closed,
     ];
 
@@ -95,6 +117,8 @@ impl Reason {
             Self::QueueFull => "queue_full",
             Self::QueueBytes => "queue_bytes",
             Self::LeftoverFull => "leftover_full",
+            Self::FlowFull => "flow_full",
+            Self::Deadline => "deadline",
             Self::Closed => "closed",
         }
     }
@@ -114,7 +138,9 @@ impl Refused {
     pub const fn retry_after(&self) -> Duration {
         match self {
             Self::Closed => RETRY_AFTER_MIN,
-            Self::Deadline { retry_after, .. } => *retry_after,
+            Self::Deadline { retry_after, .. } | Self::Overloaded { retry_after, .. } => {
+                *retry_after
+            }
         }
     }
 }
@@ -124,6 +150,7 @@ impl fmt::Display for Refused {
         match self {
             Self::Closed => f.write_str("the limiter was closed while the call was queued"),
             Self::Deadline { .. } => f.write_str("the deadline passed while the call was queued"),
+            Self::Overloaded { .. } => f.write_str("the queue stands and the call waited too long"),
         }
     }
 }

@@ -110,8 +110,8 @@ pub use self::{
     call::{Abandoned, CannotReturn, Linger, Slot, Started, Waiter},
     clock::{Clock, ManualClock},
     error::{Reason, Refused, Rejected},
-    limiter::Limiter,
-    limits::{Ask, Limits, LimitsError, MAX_CALLS},
+    limiter::{Idle, Limiter},
+    limits::{Ask, Class, Limits, LimitsError, MAX_CALLS},
     place::Place,
     snapshot::{Ended, EndedCounts, LeftCounts, RejectedCounts, RunningCall, Snapshot, Split},
 };

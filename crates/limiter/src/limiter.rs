@@ -1,12 +1,15 @@
 //! The handle everybody shares, and the lock around the ledger.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::PoisonError;
+use std::task::{Context, Poll};
 
 use crate::arena::Key;
 use crate::clock::{Clock, Micros, Ticks};
 use crate::error::Rejected;
-use crate::ledger::{Ledger, Remains, Wakes};
+use crate::ledger::{Ledger, Remains, Terms, Wakes};
 use crate::limits::{Ask, Limits, LimitsError};
 use crate::place::Place;
 use crate::snapshot::{RunningCall, Snapshot};
@@ -21,6 +24,17 @@ pub struct Limiter {
 pub(crate) struct Shared {
     ledger: Mutex<Ledger>,
     ticks: Ticks,
+}
+
+/// A future that resolves when nothing is queued and no slot is held. Made by [`Limiter::idle`].
+///
+/// # Cancel safety
+///
+/// May be dropped and made anew at any time.
+#[must_use = "futures do nothing unless polled"]
+pub struct Idle {
+    shared: Arc<Shared>,
+    watch: Option<u64>,
 }
 
 /// One call as its handles know it.
@@ -73,8 +87,9 @@ impl Limiter {
         reason = "an ask is one call's; its label is dropped outside the lock"
     )]
     pub fn offer(&self, ask: Ask) -> Result<Place, Rejected> {
+        let terms = self.terms(&ask);
         let (mut ledger, _) = self.shared.now();
-        let (key, started) = ledger.offer(&ask)?;
+        let (key, started) = ledger.offer(&ask, &terms)?;
         drop(ledger);
         Ok(Place::new(self.handle(key), started))
     }
@@ -85,8 +100,18 @@ impl Limiter {
     /// Advisory: the answer may have changed by the time the offer is made.
     #[must_use]
     pub fn would_reject(&self, bytes: u64) -> Option<Rejected> {
+        self.would_reject_ask(&Ask {
+            bytes,
+            ..Ask::default()
+        })
+    }
+
+    /// As [`would_reject`](Self::would_reject), for an ask with a flow, a class or a deadline.
+    #[must_use]
+    pub fn would_reject_ask(&self, ask: &Ask) -> Option<Rejected> {
+        let terms = self.terms(ask);
         let (ledger, _) = self.shared.now();
-        ledger.verdict(bytes)
+        ledger.verdict(&terms)
     }
 
     /// Changes the bounds while calls run.
@@ -137,6 +162,26 @@ impl Limiter {
         ledger.running()
     }
 
+    /// Waits until nothing is queued and no slot is held: after [`close`](Self::close), the end of it all.
+    pub fn idle(&self) -> Idle {
+        Idle {
+            shared: self.shared.clone(),
+            watch: None,
+        }
+    }
+
+    fn terms(&self, ask: &Ask) -> Terms {
+        Terms {
+            bytes: ask.bytes,
+            class: ask.class,
+            flow: ask.flow,
+            deadline: match ask.deadline {
+                Some(deadline) => self.shared.ticks.at(deadline),
+                None => Micros::MAX,
+            },
+        }
+    }
+
     fn handle(&self, key: Key) -> Handle {
         Handle {
             shared: self.shared.clone(),
@@ -156,6 +201,35 @@ impl fmt::Debug for Limiter {
             .field("abandoned", &snapshot.abandoned)
             .field("lingering", &snapshot.lingering)
             .finish_non_exhaustive()
+    }
+}
+
+// === impl Idle ===
+
+impl Future for Idle {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let waker = cx.waker().clone();
+        let Self { shared, watch } = &mut *self;
+        let (idle, unused) = shared.lock().poll_idle(watch, waker);
+        drop(unused);
+        if idle { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch {
+            let unused = self.shared.lock().unwatch(watch);
+            drop(unused);
+        }
+    }
+}
+
+impl fmt::Debug for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idle").finish_non_exhaustive()
     }
 }
 

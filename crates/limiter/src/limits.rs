@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The largest `limit`, `hard_limit` and `queue` that are accepted: 2^24, far above any sane setting.
 pub const MAX_CALLS: usize = 1 << 24;
@@ -33,6 +34,13 @@ pub struct Limits {
     pub queue: usize,
     /// The most [`Ask::bytes`] the queued calls may hold together, in bytes.
     pub queue_bytes: u64,
+    /// The most queued calls of one flow, in calls. Never binding by default.
+    pub flow_queue: usize,
+    /// The age up to which a queued call is no sign of overload. `None`, the default: first in, first
+    /// out whatever happens. Otherwise, once the oldest queued call has been older than this at every
+    /// hand-off for eight times as long, the newest call of a flow is served first and those that waited
+    /// twice as long are sent away, until the oldest is within the target again.
+    pub target_delay: Option<Duration>,
 }
 
 /// Why [`Limits`] are not accepted.
@@ -72,6 +80,27 @@ pub struct Ask {
     pub label: Arc<str>,
     /// What the caller holds in memory while it is queued, in bytes.
     pub bytes: u64,
+    /// Whose call it is, to be fair between them: any number that stands for a tenant or a key. Calls of
+    /// one flow are first in, first out. Zero by default.
+    pub flow: u64,
+    /// How urgent it is.
+    pub class: Class,
+    /// When there is no use in starting any more. A call that cannot start in time is rejected at once,
+    /// and one whose deadline has passed in the queue is not started.
+    pub deadline: Option<Instant>,
+}
+
+/// How urgent a call is. A higher class is served first; a lower one that waits still gets at least every
+/// tenth slot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Before the others.
+    High,
+    /// The usual.
+    #[default]
+    Normal,
+    /// After the others.
+    Low,
 }
 
 // === impl Limits ===
@@ -85,6 +114,8 @@ impl Limits {
             hard_limit: limit,
             queue: limit.get(),
             queue_bytes: 256 << 20,
+            flow_queue: usize::MAX,
+            target_delay: None,
         }
     }
 
@@ -99,6 +130,20 @@ impl Limits {
     #[must_use]
     pub const fn with_queue_bytes(mut self, bytes: u64) -> Self {
         self.queue_bytes = bytes;
+        self
+    }
+
+    /// Sets the most queued calls of one flow.
+    #[must_use]
+    pub const fn with_flow_queue(mut self, calls: usize) -> Self {
+        self.flow_queue = calls;
+        self
+    }
+
+    /// Sets the age up to which a queued call is no sign of overload.
+    #[must_use]
+    pub const fn with_target_delay(mut self, age: Duration) -> Self {
+        self.target_delay = Some(age);
         self
     }
 
@@ -164,6 +209,35 @@ impl Ask {
         Self {
             label: label.into(),
             bytes,
+            ..Self::default()
         }
     }
+
+    /// Sets whose call it is.
+    #[must_use]
+    pub const fn with_flow(mut self, flow: u64) -> Self {
+        self.flow = flow;
+        self
+    }
+
+    /// Sets how urgent it is.
+    #[must_use]
+    pub const fn with_class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
+    }
+
+    /// Sets when there is no use in starting any more.
+    #[must_use]
+    pub const fn with_deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+}
+
+// === impl Class ===
+
+impl Class {
+    /// Every class, the highest first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::call::Started;
 use crate::error::Refused;
-use crate::ledger::{Departure, Leave};
+use crate::ledger::{Departure, Leave, Look};
 use crate::limiter::Handle;
 
 /// A place in the queue, owned by the waiter; a future of the slot.
@@ -52,7 +52,7 @@ impl Place {
         }
     }
 
-    /// How many calls are ahead in the queue. `None` if the call has a slot, or the limiter is closed.
+    /// How many queued calls of the same class or a higher one came before. `None` if the call has a slot, or the limiter is closed.
     ///
     /// Walks the queue under the lock: for a page or a header now and then, not for every poll.
     #[must_use]
@@ -74,8 +74,8 @@ impl Place {
 impl Future for Place {
     type Output = Result<Started, Refused>;
 
-    /// Ready with the slot, or with [`Refused::Closed`]. A place polled after that is no place any
-    /// more: it says `Refused::Closed`.
+    /// Ready with the slot, or with why there is none. A place polled after that is no place any more:
+    /// it says [`Refused::Closed`].
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(call) = self.call.take() else {
             return Poll::Ready(Err(Refused::Closed));
@@ -84,18 +84,36 @@ impl Future for Place {
             return Poll::Ready(Ok(Started::new(call.handle, Duration::ZERO)));
         }
         let waker = cx.waker().clone();
-        let (poll, unused) = call
+        let (look, unused) = call
             .handle
             .peek(|ledger, key| ledger.poll_start(key, waker));
         drop(unused);
-        match poll {
-            Poll::Pending => {
+        Poll::Ready(match look {
+            Look::Waits => {
                 self.call = Some(call);
-                Poll::Pending
+                return Poll::Pending;
             }
-            Poll::Ready(Some(queued_for)) => Poll::Ready(Ok(Started::new(call.handle, queued_for))),
-            Poll::Ready(None) => Poll::Ready(Err(Refused::Closed)),
-        }
+            Look::Started { queued_for } => Ok(Started::new(call.handle, queued_for)),
+            Look::Closed => Err(Refused::Closed),
+            Look::SentAway {
+                why,
+                waited,
+                retry_after,
+            } => {
+                drop(call.leave(why)); // it left before; this takes the entry away
+                Err(if why == Leave::Overload {
+                    Refused::Overloaded {
+                        waited,
+                        retry_after,
+                    }
+                } else {
+                    Refused::Deadline {
+                        waited,
+                        retry_after,
+                    }
+                })
+            }
+        })
     }
 }
 

@@ -49,6 +49,10 @@ pub struct RejectedCounts {
     pub queue_bytes: u64,
     /// [`Reason::LeftoverFull`](crate::Reason::LeftoverFull).
     pub leftover_full: u64,
+    /// [`Reason::FlowFull`](crate::Reason::FlowFull).
+    pub flow_full: u64,
+    /// [`Reason::Deadline`](crate::Reason::Deadline).
+    pub deadline: u64,
     /// [`Reason::Closed`](crate::Reason::Closed).
     pub closed: u64,
 }
@@ -60,6 +64,8 @@ pub struct LeftCounts {
     pub caller: u64,
     /// The waiter's deadline passed.
     pub deadline: u64,
+    /// The queue stood, and the call had waited too long.
+    pub overload: u64,
     /// The limiter was closed.
     pub closed: u64,
 }
@@ -84,7 +90,11 @@ pub struct Snapshot {
     pub closed: bool,
     /// A resize left more calls running than the new limits allow, and they have not drained yet.
     pub over_limit: bool,
+    /// The queue stands: see [`Limits::target_delay`](crate::Limits::target_delay).
+    pub overloaded: bool,
 
+    /// Flows the limiter remembers: those with calls, and those that owe while others wait.
+    pub flows: usize,
     /// Calls in the queue.
     pub queued: usize,
     /// What they hold, in bytes.
@@ -215,20 +225,52 @@ impl EndedCounts {
 // === impl RejectedCounts ===
 
 impl RejectedCounts {
+    /// Every reason with the value of its metric label.
+    #[must_use]
+    pub const fn by_reason(&self) -> [(&'static str, u64); 6] {
+        [
+            ("queue_full", self.queue_full),
+            ("queue_bytes", self.queue_bytes),
+            ("leftover_full", self.leftover_full),
+            ("flow_full", self.flow_full),
+            ("deadline", self.deadline),
+            ("closed", self.closed),
+        ]
+    }
+
     /// All reasons together.
     #[must_use]
     pub const fn total(&self) -> u64 {
-        self.queue_full + self.queue_bytes + self.leftover_full + self.closed
+        let Self {
+            queue_full,
+            queue_bytes,
+            leftover_full,
+            flow_full,
+            deadline,
+            closed,
+        } = *self;
+        queue_full + queue_bytes + leftover_full + flow_full + deadline + closed
     }
 }
 
 // === impl LeftCounts ===
 
 impl LeftCounts {
+    /// Every reason with the value of its metric label.
+    #[must_use]
+    pub const fn by_reason(&self) -> [(&'static str, u64); 4] {
+        [
+            ("caller", self.caller),
+            ("deadline", self.deadline),
+            ("overload", self.overload),
+            ("closed", self.closed),
+        ]
+    }
+
     /// All reasons together.
     #[must_use]
     pub const fn total(&self) -> u64 {
-        self.caller + self.deadline + self.closed
+        self.caller + self.deadline + self.overload + self.closed
     }
 }
 

@@ -40,18 +40,20 @@ pub enum RunError {
 impl Limiter {
     /// Waits for a slot, at most until `deadline`.
     ///
-    /// A deadline that has passed already still gets a slot that is free, but never queues: it is
-    /// refused at once.
+    /// The queue knows the deadline: a call that cannot start in time is rejected at once, with
+    /// [`Reason::Deadline`](crate::Reason::Deadline) and the predicted wait. A deadline that has passed
+    /// already still gets a slot that is free.
     ///
     /// # Errors
     ///
-    /// [`NotStarted::Rejected`] at once, [`NotStarted::Refused`] at the deadline or when the limiter is
-    /// closed. No work has started in any of these.
+    /// [`NotStarted::Rejected`] at once, [`NotStarted::Refused`] at the deadline, under overload, or when
+    /// the limiter is closed. No work has started in any of these.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future leaves the queue, as dropping a [`Place`](crate::Place) does. No slot leaks.
     pub async fn acquire_until(&self, ask: Ask, deadline: Instant) -> Result<Started, NotStarted> {
+        let ask = ask.with_deadline(deadline.into_std());
         let mut place = self.offer(ask)?;
         let offered = Instant::now();
         let timeout = tokio::time::timeout_at(deadline, &mut place);

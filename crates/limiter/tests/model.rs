@@ -5,6 +5,8 @@
 #[path = "model/naive.rs"]
 mod naive;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,12 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, any};
+use proptest::test_runner::TestRunner;
 use tidegate_limiter::{
-    Ask, Ended, Limiter, Limits, Linger, ManualClock, Place, Refused, Slot, Started, Waiter,
+    Ask, Class, Clock, Ended, Idle, Limiter, Limits, Linger, ManualClock, Place, Reason, Refused,
+    Slot, Snapshot, Started, Waiter,
 };
 
-use self::naive::{Left, Naive, State};
+use self::naive::{Asked, Left, Naive, Seen, State};
 
 const SEQUENCES: u32 = 20_000;
 
@@ -47,6 +51,11 @@ struct World {
     clock: Arc<ManualClock>,
     naive: Naive,
     hands: Vec<Hands>,
+    idle: Idle,
+    idle_alarm: Arc<Alarm>,
+    idle_awaited: bool,
+    /// Offers rejected for their predicted wait.
+    predicted: u64,
 }
 
 /// A source of choices, made from one random word.
@@ -71,18 +80,39 @@ impl Choice {
         let limit = 1 + self.below(3);
         let hard_limit = limit + self.below(3);
         let calls = |count| NonZeroUsize::new(count).expect("not zero");
-        Limits::new(calls(limit))
+        let limits = Limits::new(calls(limit))
             .with_hard_limit(calls(hard_limit))
-            .with_queue(self.below(5))
+            .with_queue(self.below(6))
             .with_queue_bytes([10, 60, 1_000][self.below(3)])
+            .with_flow_queue([1, 2, usize::MAX][self.below(3)]);
+        if self.of(2) == 0 {
+            limits.with_target_delay(Duration::from_millis(20))
+        } else {
+            limits
+        }
+    }
+
+    fn ask(&mut self, now: Duration) -> Asked {
+        let late = self.of(2) == 0;
+        Asked {
+            bytes: u64::from(self.of(4)) * 10,
+            class: Class::ALL[self.below(3)],
+            flow: u64::from(self.of(3)),
+            deadline: late.then(|| now + Duration::from_millis([0, 10, 300, 3_000][self.below(4)])),
+        }
     }
 }
 
 impl World {
     fn new(limits: Limits) -> Self {
         let clock = Arc::new(ManualClock::new());
+        let limiter = Limiter::with_clock(limits, clock.clone()).expect("sound limits");
         Self {
-            limiter: Limiter::with_clock(limits, clock.clone()).expect("sound limits"),
+            idle: limiter.idle(),
+            idle_alarm: Arc::default(),
+            idle_awaited: false,
+            predicted: 0,
+            limiter,
             clock,
             naive: Naive::new(limits),
             hands: Vec::new(),
@@ -92,8 +122,8 @@ impl World {
     fn step(&mut self, word: u32) {
         let mut choice = Choice(word);
         match choice.of(16) {
-            0..=4 => self.offer(u64::from(choice.of(4)) * 10),
-            5 => self.advance(Duration::from_millis(u64::from(choice.of(5_000)))),
+            0..=4 => self.offer(&mut choice),
+            5 => self.advance(Duration::from_millis(u64::from(choice.of(3_000)))),
             6 if choice.of(2) == 0 => {
                 let limits = choice.limits();
                 self.limiter.resize(limits).expect("sound limits");
@@ -108,21 +138,59 @@ impl World {
         self.check();
     }
 
-    fn offer(&mut self, bytes: u64) {
-        let advice = self.limiter.would_reject(bytes);
-        let real = self.limiter.offer(Ask::new("call", bytes));
-        let naive = self.naive.offer(bytes);
+    fn offer(&mut self, choice: &mut Choice) {
+        let asked = choice.ask(self.naive.now);
+        let label = self.hands.len().to_string();
+        let mut ask = Ask::new(label, asked.bytes)
+            .with_class(asked.class)
+            .with_flow(asked.flow);
+        ask.deadline = asked
+            .deadline
+            .map(|deadline| self.clock.now() + deadline - self.naive.now);
+        let advice = self.limiter.would_reject_ask(&ask);
+        let real = self.limiter.offer(ask);
         assert_eq!(advice, real.as_ref().err().copied(), "advice");
-        match (real, naive) {
-            (Ok(place), Ok(call)) => {
-                assert_eq!(call, self.hands.len());
+        self.naive.totals.offered += 1;
+        match (real, self.naive.reject(&asked)) {
+            (Ok(place), None) => {
+                self.naive.admitted(asked);
                 self.hands.push(Hands {
                     place: Some(place),
                     ..Hands::default()
                 });
             }
-            (Err(rejected), Err(reason)) => assert_eq!(rejected.reason(), reason),
-            (real, naive) => panic!("offered: {real:?}, expected {naive:?}"),
+            (Err(rejected), Some(reason)) => {
+                assert_eq!(rejected.reason(), reason);
+                self.naive.rejected(reason);
+            }
+            (Err(rejected), None) => {
+                assert_eq!(rejected.reason(), Reason::Deadline);
+                let left = asked.deadline.expect("a deadline") - self.naive.now;
+                assert!(left < rejected.predicted_wait(), "it could start in time");
+                self.predicted += 1;
+                self.naive.rejected(Reason::Deadline);
+            }
+            (Ok(_), Some(reason)) => panic!("admitted in spite of {reason:?}"),
+        }
+    }
+
+    /// Finds out what the limiter did with its queue.
+    fn look(&self) -> Seen {
+        let holding: Vec<usize> = self
+            .limiter
+            .running()
+            .iter()
+            .map(|call| call.label.parse().expect("a number"))
+            .collect();
+        let sent_away = |call: &usize| {
+            let place = self.hands[*call].place.as_ref();
+            self.naive.calls[*call].state == State::Queued
+                && !holding.contains(call)
+                && place.is_some_and(|place| place.position().is_none())
+        };
+        Seen {
+            sent_away: (0..self.hands.len()).filter(sent_away).collect(),
+            holding,
         }
     }
 
@@ -163,7 +231,15 @@ impl World {
         match (polled, self.naive.calls[call].state) {
             (Poll::Pending, State::Queued) => hands.polled = true,
             (Poll::Ready(Ok(started)), State::Running) => self.pick_up(call, started),
-            (Poll::Ready(Err(Refused::Closed)), State::Left(Left::Closed)) => hands.place = None,
+            (Poll::Ready(Err(Refused::Closed)), State::Left(Left::Closed)) => {
+                hands.place = None;
+                hands.polled = false;
+            }
+            (Poll::Ready(Err(Refused::Deadline { .. })), State::Left(Left::Deadline))
+            | (Poll::Ready(Err(Refused::Overloaded { .. })), State::Left(Left::Overload)) => {
+                hands.place = None;
+                hands.polled = false;
+            }
             (polled, state) => panic!("polled {polled:?} while {state:?}"),
         }
     }
@@ -255,6 +331,9 @@ impl World {
 
     /// Every number against the model, every identity, and no wake-up lost.
     fn check(&mut self) {
+        let seen = self.look();
+        self.naive.serve(&seen);
+        self.check_idle();
         let real = self.limiter.snapshot();
         let naive = &self.naive;
         assert_eq!(real.broken_identity(), None, "{real:?}");
@@ -291,17 +370,31 @@ impl World {
         self.check_work_and_wakes();
     }
 
+    fn check_idle(&mut self) {
+        let queued = self.naive.in_state(State::Queued);
+        let idle = queued + self.naive.occupied() == 0;
+        let rung = self.idle_alarm.0.swap(false, Ordering::Relaxed);
+        let waker = Waker::from(self.idle_alarm.clone());
+        let polled = Pin::new(&mut self.idle).poll(&mut Context::from_waker(&waker));
+        assert_eq!(polled.is_ready(), idle, "idle");
+        assert_eq!(rung, idle && self.idle_awaited, "the wake-up of the idle");
+        self.idle_awaited = !idle;
+    }
+
     /// Counts the slots the caller really holds, without asking anybody.
     fn check_work_and_wakes(&self) {
-        let mut ahead = 0;
+        let mut ahead = [0; Class::ALL.len()];
         let mut holding = 0;
         for (hands, naive) in self.hands.iter().zip(&self.naive.calls) {
             holding += usize::from(hands.slot.is_some() || hands.linger.is_some());
             let queued = naive.state == State::Queued;
             if let Some(place) = &hands.place {
-                assert_eq!(place.position(), queued.then_some(ahead), "position");
+                let before = ahead[naive.ask.class as usize];
+                assert_eq!(place.position(), queued.then_some(before), "position");
             }
-            ahead += usize::from(queued);
+            for ahead in &mut ahead[naive.ask.class as usize..] {
+                *ahead += usize::from(queued);
+            }
             let rung = hands.alarm.0.load(Ordering::Relaxed);
             if hands.polled {
                 assert_eq!(rung, !queued, "a wake-up was lost or came too early");
@@ -320,11 +413,16 @@ impl World {
     }
 
     /// Lets everything go, in the order the word says, and looks for leaks.
-    fn finish(mut self, word: u32) {
+    fn finish(mut self, word: u32) -> (Snapshot, u64) {
         let mut choice = Choice(word);
         while let Some(call) = self.hands.iter().position(Hands::any) {
             match choice.of(2) {
-                0 if self.hands[call].place.is_some() => self.poll(call),
+                0 if self.hands[call].place.is_some() => {
+                    self.poll(call);
+                    if self.hands[call].place.is_some() {
+                        self.drop_place(call);
+                    }
+                }
                 _ if self.hands[call].place.is_some() => self.drop_place(call),
                 _ if self.hands[call].linger.is_some() => self.end_linger(call, false),
                 0 if self.hands[call].waiter.is_some() => {
@@ -337,12 +435,12 @@ impl World {
                 }
                 _ => self.hands[call].waiter = None,
             }
-            // Not yet ended calls of a waiter that is already gone keep their slot: next round.
             self.check();
         }
         let end = self.limiter.snapshot();
         assert_eq!((end.queued, end.running, end.lingering), (0, 0, 0));
-        assert_eq!(end.queued_bytes, 0);
+        assert_eq!((end.queued_bytes, end.flows), (0, 0));
+        (end, self.predicted)
     }
 }
 
@@ -355,23 +453,55 @@ impl Hands {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
+#[test]
+fn the_limiter_is_its_model() {
+    let mut runner = TestRunner::new(ProptestConfig {
         cases: SEQUENCES,
         failure_persistence: None,
         ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn the_limiter_is_its_model(
-        limits in any::<u32>(),
-        words in proptest::collection::vec(any::<u32>(), 1..40),
-        end in any::<u32>(),
-    ) {
+    });
+    let words = (
+        any::<u32>(),
+        proptest::collection::vec(any::<u32>(), 1..60),
+        any::<u32>(),
+    );
+    let seen = RefCell::new(BTreeMap::new());
+    let outcome = runner.run(&words, |(limits, words, end)| {
         let mut world = World::new(Choice(limits).limits());
         for word in words {
             world.step(word);
         }
-        world.finish(end);
+        remember(&mut seen.borrow_mut(), &world.finish(end));
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
     }
+    for (event, times) in seen.take() {
+        assert!(
+            times > 10,
+            "the sequences hardly ever came to {event}: {times}"
+        );
+    }
+}
+
+/// Counts what the sequences came to: a model that is never put to the test proves nothing.
+fn remember(seen: &mut BTreeMap<String, u64>, (end, predicted): &(Snapshot, u64)) {
+    let mut add = |event: String, times: u64| *seen.entry(event).or_default() += times;
+    for (reason, times) in end.rejected.by_reason() {
+        add(format!("rejected {reason}"), times);
+    }
+    for (reason, times) in end.left.by_reason() {
+        add(format!("left {reason}"), times);
+    }
+    for (outcome, split) in end.ended.by_outcome() {
+        add(format!("ended {outcome} attended"), split.attended);
+        add(format!("ended {outcome} abandoned"), split.abandoned);
+    }
+    add("rejected for a predicted wait".into(), *predicted);
+    add("abandoned".into(), end.abandoned_total);
+    add("reattached".into(), end.reattached_total);
+    add("unclaimed".into(), end.unclaimed_total);
+    add("lingered".into(), end.lingered_total);
+    add("confirmed".into(), end.confirmed_total);
 }

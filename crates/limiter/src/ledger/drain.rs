@@ -5,9 +5,15 @@ use std::time::Duration;
 use crate::clock::Micros;
 use crate::error::{RETRY_AFTER_MAX, RETRY_AFTER_MIN};
 
-/// A window is closed after so many ended calls, or after [`WINDOW_MICROS`] with at least one.
+/// A window is closed after so many ended calls, or after [`WINDOW_MICROS`] and [`SURE_CALLS`].
 const WINDOW_CALLS: u64 = 32;
 const WINDOW_MICROS: Micros = 30_000_000;
+
+/// Below so many ended calls nobody is turned away for a predicted wait.
+const SURE_CALLS: u64 = 8;
+
+/// What a call is taken to cost before any has ended.
+const FIRST_GUESS_MICROS: Micros = 1_000_000;
 
 /// What a call costs in slot time, over the last one to two windows.
 ///
@@ -35,10 +41,29 @@ impl Drain {
 
     pub(super) fn ended(&mut self, now: Micros) {
         self.current.ended += 1;
-        if self.current.ended >= WINDOW_CALLS || now.saturating_sub(self.since) >= WINDOW_MICROS {
+        let old = now.saturating_sub(self.since) >= WINDOW_MICROS;
+        if self.current.ended >= if old { SURE_CALLS } else { WINDOW_CALLS } {
             self.earlier = std::mem::take(&mut self.current);
             self.since = now;
         }
+    }
+
+    /// What a call costs in slot time, in microseconds; a guess of one second before any has ended.
+    pub(super) fn per_call(&self) -> Micros {
+        let ended = self.earlier.ended + self.current.ended;
+        if ended == 0 {
+            return FIRST_GUESS_MICROS;
+        }
+        let held = self
+            .earlier
+            .slot_micros
+            .saturating_add(self.current.slot_micros);
+        (held / ended).max(1)
+    }
+
+    /// Whether enough calls have ended for a prediction to turn somebody away.
+    pub(super) const fn is_sure(&self) -> bool {
+        self.earlier.ended + self.current.ended >= SURE_CALLS
     }
 
     /// When the call behind `ahead` others can expect a slot, with `slots` slots at work.

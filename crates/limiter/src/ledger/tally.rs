@@ -17,6 +17,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Leave {
     Caller,
     Deadline,
+    Overload,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -45,6 +46,8 @@ impl Tally {
             Reason::QueueFull => &mut self.rejected.queue_full,
             Reason::QueueBytes => &mut self.rejected.queue_bytes,
             Reason::LeftoverFull => &mut self.rejected.leftover_full,
+            Reason::FlowFull => &mut self.rejected.flow_full,
+            Reason::Deadline => &mut self.rejected.deadline,
             Reason::Closed => &mut self.rejected.closed,
         };
         *counter += 1;
@@ -54,6 +57,7 @@ impl Tally {
         match why {
             Leave::Caller => self.left.caller += 1,
             Leave::Deadline => self.left.deadline += 1,
+            Leave::Overload => self.left.overload += 1,
         }
     }
 

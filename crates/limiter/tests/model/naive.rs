@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use tidegate_limiter::{Ended, EndedCounts, LeftCounts, Limits, Reason, RejectedCounts, Split};
+use tidegate_limiter::{
+    Class, Ended, EndedCounts, LeftCounts, Limits, Reason, RejectedCounts, Split,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
     Caller,
     Deadline,
+    Overload,
     Closed,
 }
 
@@ -20,11 +23,26 @@ pub(crate) enum State {
     Left(Left),
 }
 
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) bytes: u64,
+    pub(crate) class: Class,
+    pub(crate) flow: u64,
+    pub(crate) deadline: Option<Duration>,
+}
+
+/// What was seen of the real limiter: the order of the queue is its own choice, within rules.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) holding: Vec<usize>,
+    pub(crate) sent_away: Vec<usize>,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
+    pub(crate) ask: Asked,
     pub(crate) state: State,
     pub(crate) attended: bool,
-    pub(crate) bytes: u64,
     pub(crate) outcome: Option<Ended>,
     pub(crate) came: Duration,
     pub(crate) began: Duration,
@@ -89,14 +107,15 @@ impl Naive {
 
     pub(crate) fn queued_bytes(&self) -> u64 {
         let queued = self.calls.iter().filter(|call| call.state == State::Queued);
-        queued.map(|call| call.bytes).sum()
+        queued.map(|call| call.ask.bytes).sum()
     }
 
     fn room(&self) -> bool {
         self.attended() < self.limits.limit.get() && self.occupied() < self.limits.hard_limit.get()
     }
 
-    pub(crate) fn reject(&self, bytes: u64) -> Option<Reason> {
+    /// Why an offer must be turned down, but for a predicted wait.
+    pub(crate) fn reject(&self, ask: &Asked) -> Option<Reason> {
         if self.closed {
             return Some(Reason::Closed);
         }
@@ -111,47 +130,97 @@ impl Naive {
                 Reason::QueueFull
             });
         }
-        (self.queued_bytes() + bytes > self.limits.queue_bytes).then_some(Reason::QueueBytes)
+        if self.queued_bytes() + ask.bytes > self.limits.queue_bytes {
+            return Some(Reason::QueueBytes);
+        }
+        let same_flow = |call: &Call| {
+            let (other, flow) = (call.ask, ask.flow);
+            call.state == State::Queued && (other.class, other.flow) == (ask.class, flow)
+        };
+        if self.count(same_flow) >= self.limits.flow_queue {
+            return Some(Reason::FlowFull);
+        }
+        let passed = ask.deadline.is_some_and(|deadline| deadline <= self.now);
+        passed.then_some(Reason::Deadline)
     }
 
-    pub(crate) fn offer(&mut self, bytes: u64) -> Result<usize, Reason> {
-        self.totals.offered += 1;
-        if let Some(reason) = self.reject(bytes) {
-            let rejected = &mut self.totals.rejected;
-            match reason {
-                Reason::QueueFull => rejected.queue_full += 1,
-                Reason::QueueBytes => rejected.queue_bytes += 1,
-                Reason::LeftoverFull => rejected.leftover_full += 1,
-                Reason::Closed => rejected.closed += 1,
-            }
-            return Err(reason);
+    pub(crate) fn rejected(&mut self, reason: Reason) {
+        let rejected = &mut self.totals.rejected;
+        match reason {
+            Reason::QueueFull => rejected.queue_full += 1,
+            Reason::QueueBytes => rejected.queue_bytes += 1,
+            Reason::LeftoverFull => rejected.leftover_full += 1,
+            Reason::FlowFull => rejected.flow_full += 1,
+            Reason::Deadline => rejected.deadline += 1,
+            Reason::Closed => rejected.closed += 1,
         }
+    }
+
+    pub(crate) fn admitted(&mut self, ask: Asked) {
         self.calls.push(Call {
+            ask,
             state: State::Queued,
             attended: true,
-            bytes,
             outcome: None,
             came: self.now,
             began: self.now,
             away_since: self.now,
         });
-        self.serve();
-        Ok(self.calls.len() - 1)
     }
 
-    /// Starts what can start, in order of arrival.
-    pub(crate) fn serve(&mut self) {
+    /// Does what the limiter was seen to do with its free slots, if it may.
+    pub(crate) fn serve(&mut self, seen: &Seen) {
         self.over_limit = self.over_limit
             && (self.attended() > self.limits.limit.get()
                 || self.occupied() > self.limits.hard_limit.get());
-        while self.room() {
-            let now = self.now;
-            let Some(call) = self.calls.iter_mut().find(|c| c.state == State::Queued) else {
-                return;
-            };
-            call.state = State::Running;
-            call.began = now;
+        for call in &seen.sent_away {
+            assert!(self.room(), "sent away without a slot to hand out");
+            self.send_away(*call);
         }
+        while self.room() && self.in_state(State::Queued) > 0 {
+            let queued = |call: &&usize| self.calls[**call].state == State::Queued;
+            // Of one flow the first, so that the check of the order holds for each in turn.
+            let starts = seen.holding.iter().filter(queued).min();
+            let Some(call) = starts.copied() else {
+                panic!("a slot is free while a call is queued");
+            };
+            self.check_order(call);
+            self.calls[call].state = State::Running;
+            self.calls[call].began = self.now;
+        }
+        for call in &seen.holding {
+            let state = self.calls[*call].state;
+            assert_ne!(state, State::Queued, "started without a free slot");
+        }
+    }
+
+    fn send_away(&mut self, call: usize) {
+        let waited = self.now - self.calls[call].came;
+        let late = self.calls[call].ask.deadline;
+        let why = if late.is_some_and(|deadline| deadline <= self.now) {
+            Left::Deadline
+        } else {
+            let target = self.limits.target_delay.expect("no reason to send it away");
+            assert!(waited > 2 * target, "sent away after {waited:?}");
+            Left::Overload
+        };
+        self.calls[call].state = State::Left(why);
+    }
+
+    /// First in, first out within a flow; under overload the newest first.
+    fn check_order(&self, call: usize) {
+        let ask = self.calls[call].ask;
+        let same_flow = |other: &&usize| {
+            let other = &self.calls[**other];
+            other.state == State::Queued
+                && (other.ask.class, other.ask.flow) == (ask.class, ask.flow)
+        };
+        if self.limits.target_delay.is_some() {
+            return;
+        }
+        let all: Vec<usize> = (0..self.calls.len()).collect();
+        let first = all.iter().find(same_flow);
+        assert_eq!(first, Some(&call), "jumped the queue of its flow");
     }
 
     pub(crate) fn leave(&mut self, call: usize, why: Left) {
@@ -167,7 +236,6 @@ impl Naive {
             call.attended = false;
             call.away_since = now;
             self.totals.abandoned += 1;
-            self.serve();
         }
     }
 
@@ -185,26 +253,22 @@ impl Naive {
     pub(crate) fn end(&mut self, call: usize, outcome: Option<Ended>) {
         self.calls[call].state = State::Ended;
         self.calls[call].outcome = outcome;
-        self.serve();
     }
 
     pub(crate) fn linger(&mut self, call: usize, outcome: Ended) {
         self.calls[call].state = State::Lingering;
         self.calls[call].outcome = Some(outcome);
         self.totals.lingered += 1;
-        self.serve();
     }
 
     pub(crate) fn end_linger(&mut self, call: usize, confirmed: bool) {
         self.calls[call].state = State::Ended;
         self.totals.confirmed += u64::from(confirmed);
-        self.serve();
     }
 
     pub(crate) fn resize(&mut self, limits: Limits) {
         self.limits = limits;
         self.over_limit = true;
-        self.serve();
     }
 
     pub(crate) fn close(&mut self) {
@@ -230,6 +294,7 @@ impl Naive {
         LeftCounts {
             caller: left(Left::Caller),
             deadline: left(Left::Deadline),
+            overload: left(Left::Overload),
             closed: left(Left::Closed),
         }
     }

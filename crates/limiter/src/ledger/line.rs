@@ -1,0 +1,234 @@
+//! The order of the queue: who is served next, and nothing else.
+//!
+//! Three classes, each a set of flows, each flow first in, first out.
+//!
+//! - *Between classes* the higher one goes first, but a class that waits is served at the latest at
+//!   every [`FLOOR_EVERY`]th slot that is handed out: a floor, so that nobody starves.
+//! - *Between flows* of a class the one that has spent the least slot time goes first. A flow is charged
+//!   an estimate when a call of its starts, corrected to the real slot time when it ends; the progress
+//!   of the class moves on when calls end, by each one's slot time shared by the flows there are. A flow
+//!   that comes, or comes back, starts at that progress: nobody saves up for later.
+//!
+//! A flow is forgotten as soon as it holds nothing and owes nothing, so there are never more flows than
+//! calls plus debtors, and debts last only while others wait.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::arena::{Arena, Key, List};
+use crate::limits::Class;
+
+use super::Call;
+
+/// A class that waits gets at least one of so many slots.
+const FLOOR_EVERY: u32 = 10;
+
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    flows: Arena<Flow>,
+    names: HashMap<(Class, u64), Key>,
+    ranks: [Rank; Class::ALL.len()],
+    turns: u64,
+}
+
+/// One class.
+#[derive(Debug, Default)]
+struct Rank {
+    /// Flows with queued calls: the least spent first, then the longest waiting.
+    waiting: BTreeSet<(u64, u64, Key)>,
+    /// Flows that hold nothing but still owe.
+    resting: BTreeSet<(u64, Key)>,
+    /// Flows that hold slots or queued calls.
+    active: u64,
+    queued: usize,
+    /// The virtual time: what a flow that always waited would have spent.
+    progress: u64,
+    passed_over: u32,
+}
+
+#[derive(Debug)]
+struct Flow {
+    class: Class,
+    name: u64,
+    queue: List<0>,
+    /// Slot time charged, in microseconds, on the scale of the class's progress.
+    spent: u64,
+    /// Calls that hold slots.
+    held: usize,
+    /// When it joined the waiting flows, for ties.
+    turn: u64,
+}
+
+// === impl Line ===
+
+impl Line {
+    pub(super) const fn flows(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Queued calls that go before one of this class.
+    pub(super) fn ahead_of(&self, class: Class) -> usize {
+        let ranks = &self.ranks[..=class as usize];
+        ranks.iter().map(|rank| rank.queued).sum()
+    }
+
+    pub(super) fn queued_of(&self, class: Class, name: u64) -> usize {
+        let flow = self.names.get(&(class, name));
+        let flow = flow.and_then(|key| self.flows.get(*key));
+        flow.map_or(0, |flow| flow.queue.len())
+    }
+
+    /// Finds or makes the flow of a new call.
+    pub(super) fn flow(&mut self, class: Class, name: u64) -> Key {
+        if let Some(key) = self.names.get(&(class, name)) {
+            return *key;
+        }
+        let progress = self.ranks[class as usize].progress;
+        let key = self.flows.insert(Flow {
+            class,
+            name,
+            queue: List::new(),
+            spent: progress,
+            held: 0,
+            turn: 0,
+        });
+        self.names.insert((class, name), key);
+        key
+    }
+
+    pub(super) fn push(&mut self, calls: &mut Arena<Call>, call: Key, key: Key) {
+        self.rouse(key);
+        let Some(flow) = self.flows.get_mut(key) else {
+            return;
+        };
+        let rank = &mut self.ranks[flow.class as usize];
+        if flow.queue.len() == 0 {
+            self.turns += 1;
+            flow.turn = self.turns;
+            flow.spent = flow.spent.max(rank.progress);
+            rank.waiting.insert((flow.spent, flow.turn, key));
+        }
+        flow.queue.push_back(calls, call);
+        rank.queued += 1;
+    }
+
+    /// Takes a queued call out, wherever it stands.
+    pub(super) fn remove(&mut self, calls: &mut Arena<Call>, call: Key, key: Key) {
+        let Some(flow) = self.flows.get_mut(key) else {
+            return;
+        };
+        let rank = &mut self.ranks[flow.class as usize];
+        flow.queue.unlink(calls, call);
+        rank.queued -= 1;
+        if flow.queue.len() == 0 {
+            rank.waiting.remove(&(flow.spent, flow.turn, key));
+            self.rest(key);
+        }
+    }
+
+    /// Decides who gets the slot that is free now, and remembers who was passed over.
+    pub(super) fn next(&mut self, calls: &Arena<Call>, newest_first: bool) -> Option<Key> {
+        let waits = |rank: &Rank| rank.queued > 0;
+        let floor = |rank: &Rank| waits(rank) && rank.passed_over + 1 >= FLOOR_EVERY;
+        let starved = self.ranks.iter().position(floor);
+        let chosen = starved.or_else(|| self.ranks.iter().position(waits))?;
+        for (class, rank) in self.ranks.iter_mut().enumerate() {
+            if class == chosen {
+                rank.passed_over = 0;
+            } else if waits(rank) {
+                rank.passed_over = rank.passed_over.saturating_add(1);
+            }
+        }
+        let rank = &self.ranks[chosen];
+        let (_, _, key) = if cfg!(mutation = "most_spent_first") {
+            rank.waiting.last()?
+        } else {
+            rank.waiting.first()?
+        };
+        let queue = &self.flows.get(*key)?.queue;
+        if newest_first || cfg!(mutation = "newest_first") {
+            return queue.back(calls);
+        }
+        queue.front(calls)
+    }
+
+    /// A call of the flow got its slot: charges what it will probably cost.
+    pub(super) fn started(&mut self, key: Key, estimate: u64) {
+        self.rouse(key);
+        let Some(flow) = self.flows.get_mut(key) else {
+            return;
+        };
+        flow.held += 1;
+        self.charge(key, |spent| spent.saturating_add(estimate));
+    }
+
+    /// A call of the flow gave its slot back: charges what it has cost instead.
+    pub(super) fn ended(&mut self, key: Key, estimate: u64, cost: u64) {
+        if !cfg!(mutation = "cost_never_corrected") {
+            self.charge(key, |spent| {
+                spent.saturating_add(cost).saturating_sub(estimate)
+            });
+        }
+        if let Some(flow) = self.flows.get_mut(key) {
+            flow.held -= 1;
+            let rank = &mut self.ranks[flow.class as usize];
+            rank.progress = rank.progress.saturating_add(cost / rank.active.max(1));
+            self.rest(key);
+        }
+    }
+
+    fn charge(&mut self, key: Key, spend: impl FnOnce(u64) -> u64) {
+        let Some(flow) = self.flows.get_mut(key) else {
+            return;
+        };
+        let rank = &mut self.ranks[flow.class as usize];
+        let waits = rank.waiting.remove(&(flow.spent, flow.turn, key));
+        flow.spent = spend(flow.spent);
+        if waits {
+            rank.waiting.insert((flow.spent, flow.turn, key));
+        }
+    }
+
+    /// A flow that held nothing is about to hold something.
+    fn rouse(&mut self, key: Key) {
+        let Some(flow) = self.flows.get_mut(key) else {
+            return;
+        };
+        if flow.held > 0 || flow.queue.len() > 0 {
+            return;
+        }
+        let rank = &mut self.ranks[flow.class as usize];
+        rank.resting.remove(&(flow.spent, key));
+        rank.active += 1;
+        flow.spent = flow.spent.max(rank.progress);
+    }
+
+    /// A flow may hold nothing any more: it rests while it owes, or is forgotten.
+    fn rest(&mut self, key: Key) {
+        let Some(flow) = self.flows.get(key) else {
+            return;
+        };
+        let rank = &mut self.ranks[flow.class as usize];
+        if flow.held == 0 && flow.queue.len() == 0 {
+            rank.active -= 1;
+            rank.resting.insert((flow.spent, key));
+        }
+        self.forgive(key);
+    }
+
+    /// Forgets the flows of a class that owe nothing: all that rest, if nobody waits.
+    fn forgive(&mut self, of: Key) {
+        let Some(class) = self.flows.get(of).map(|flow| flow.class) else {
+            return;
+        };
+        let rank = &mut self.ranks[class as usize];
+        while let Some((spent, key)) = rank.resting.first().copied() {
+            if spent > rank.progress && !rank.waiting.is_empty() {
+                return;
+            }
+            rank.resting.pop_first();
+            if let Some(flow) = self.flows.remove(key) {
+                self.names.remove(&(flow.class, flow.name));
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The queue: from the offer to the slot, or to the leaving of it.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use super::tally::{Leave, duration};
+use super::{Call, Departure, Ledger, Look, Remains, State, Wakes};
+use crate::arena::Key;
+use crate::clock::Micros;
+use crate::error::{RETRY_AFTER_MIN, Reason, Rejected};
+use crate::limits::{Ask, Class};
+
+/// What the ledger has to know of an ask before it takes it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) bytes: u64,
+    pub(crate) class: Class,
+    pub(crate) flow: u64,
+    /// `Micros::MAX` for none.
+    pub(crate) deadline: Micros,
+}
+
+// === impl Ledger: the queue ===
+
+impl Ledger {
+    /// Whether an offer on these terms would be turned down now.
+    pub(crate) fn verdict(&self, terms: &Terms) -> Option<Rejected> {
+        if !self.closed && self.has_room() {
+            return None;
+        }
+        let reason = self.obstacle(terms)?;
+        Some(Rejected {
+            reason,
+            predicted_wait: self.wait(terms.class),
+            retry_after: if self.closed {
+                RETRY_AFTER_MIN
+            } else {
+                self.retry_after()
+            },
+        })
+    }
+
+    /// What keeps a call from being queued.
+    fn obstacle(&self, terms: &Terms) -> Option<Reason> {
+        let limits = &self.limits;
+        if self.closed {
+            return Some(Reason::Closed);
+        }
+        if self.queue.len() >= limits.queue + usize::from(cfg!(mutation = "queue_one_longer")) {
+            let leftovers = self.attended() < limits.limit.get();
+            return Some(if leftovers {
+                Reason::LeftoverFull
+            } else {
+                Reason::QueueFull
+            });
+        }
+        if self.queued_bytes.saturating_add(terms.bytes) > limits.queue_bytes {
+            return Some(Reason::QueueBytes);
+        }
+        if self.line.queued_of(terms.class, terms.flow) >= limits.flow_queue {
+            return Some(Reason::FlowFull);
+        }
+        if terms.deadline == Micros::MAX {
+            return None;
+        }
+        let left = duration(terms.deadline.saturating_sub(self.now));
+        let too_late = left.is_zero() || (self.drain.is_sure() && left < self.wait(terms.class));
+        too_late.then_some(Reason::Deadline)
+    }
+
+    /// Takes an offer: with a slot at once (`true`) or with a place in the queue.
+    pub(crate) fn offer(&mut self, ask: &Ask, terms: &Terms) -> Result<(Key, bool), Rejected> {
+        self.tally.offered += 1;
+        if let Some(rejected) = self.verdict(terms) {
+            self.tally.rejected(rejected.reason);
+            return Err(rejected);
+        }
+        Ok(self.admit(ask, terms))
+    }
+
+    fn admit(&mut self, ask: &Ask, terms: &Terms) -> (Key, bool) {
+        self.tally.admitted += 1;
+        // The queue is empty whenever a slot is free, so this call is the next one.
+        let starts = self.has_room();
+        let flow = self.line.flow(terms.class, terms.flow);
+        let key = self.calls.insert(Call {
+            label: ask.label.clone(),
+            bytes: terms.bytes,
+            class: terms.class,
+            flow,
+            deadline: terms.deadline,
+            state: State::Queued,
+            attended: true,
+            since: self.now,
+            began: self.now,
+            queued_for: 0,
+            estimate: 0,
+            waker: None,
+        });
+        if starts {
+            self.overload.observe(self.now, 0, self.limits.target_delay);
+            self.start(key, flow);
+        } else {
+            self.queue.push_back(&mut self.calls, key);
+            self.line.push(&mut self.calls, key, flow);
+            self.queued_bytes += terms.bytes;
+        }
+        (key, starts)
+    }
+
+    /// Gives a slot to a call that is on no list.
+    fn start(&mut self, key: Key, flow: Key) -> Option<Waker> {
+        let now = self.now;
+        let estimate = self.drain.per_call();
+        self.running.push_back(&mut self.calls, key);
+        self.line.started(flow, estimate);
+        self.tally.started += 1;
+        let call = self.calls.get_mut(key)?;
+        call.state = State::Running;
+        call.queued_for = now - call.since;
+        call.estimate = estimate;
+        call.since = now;
+        call.began = now;
+        call.waker.take()
+    }
+
+    /// Hands every free slot to the next in the queue, before anybody else can see it free.
+    pub(super) fn hand_off(&mut self, wakes: &mut Wakes) {
+        if self.over_limit {
+            self.over_limit = self.attended() > self.limits.limit.get()
+                || self.occupied() > self.limits.hard_limit.get();
+        }
+        while self.has_room() {
+            let oldest = self.since_front(&self.queue).unwrap_or(0);
+            self.overload
+                .observe(self.now, oldest, self.limits.target_delay);
+            self.send_old_away(wakes);
+            let Some(key) = self.line.next(&self.calls, self.overload.stands()) else {
+                break;
+            };
+            if cfg!(mutation = "barging") {
+                // Left for whoever comes first.
+                wakes.push(self.calls.get_mut(key).and_then(|call| call.waker.take()));
+                return;
+            }
+            let waker = self.serve(key);
+            if !cfg!(mutation = "lost_wakeup") {
+                wakes.push(waker);
+            }
+        }
+        if self.is_idle() && !cfg!(mutation = "idle_unheard") {
+            for (_, waker) in self.watchers.drain(..) {
+                wakes.push(Some(waker));
+            }
+        }
+    }
+
+    /// Starts a queued call, or sends it away if its deadline has passed.
+    fn serve(&mut self, key: Key) -> Option<Waker> {
+        if self.is_late(key) && !cfg!(mutation = "dead_on_arrival") {
+            return self.send_away(key, Leave::Deadline);
+        }
+        let flow = self.unqueue(key)?;
+        self.start(key, flow)
+    }
+
+    /// Under overload, sends those away that have waited too long to be worth a slot.
+    fn send_old_away(&mut self, wakes: &mut Wakes) {
+        while let Some(waited) = self.since_front(&self.queue)
+            && self.overload.gives_up(waited, self.limits.target_delay)
+            && let Some(key) = self.queue.front(&self.calls)
+        {
+            let why = if self.is_late(key) {
+                Leave::Deadline
+            } else {
+                Leave::Overload
+            };
+            wakes.push(self.send_away(key, why));
+        }
+    }
+
+    fn is_late(&self, key: Key) -> bool {
+        self.calls
+            .get(key)
+            .is_some_and(|call| call.deadline <= self.now)
+    }
+
+    fn send_away(&mut self, key: Key, why: Leave) -> Option<Waker> {
+        self.unqueue(key)?;
+        self.tally.left(why);
+        let now = self.now;
+        let call = self.calls.get_mut(key)?;
+        call.state = State::SentAway(why);
+        call.queued_for = now - call.since;
+        call.waker.take()
+    }
+
+    /// Looks after a call whose waiter waits for its slot. Hands back the waker that is not needed any more.
+    pub(crate) fn poll_start(&mut self, key: Key, waker: Waker) -> (Look, Option<Waker>) {
+        if cfg!(mutation = "barging") && self.position(key).is_some() && self.has_room() {
+            drop(self.serve(key));
+        }
+        let retry_after = self.retry_after();
+        let Some(call) = self.calls.get_mut(key) else {
+            return (Look::Closed, Some(waker));
+        };
+        let queued_for = duration(call.queued_for);
+        let look = match call.state {
+            State::Queued => return (Look::Waits, call.waker.replace(waker)),
+            State::SentAway(why) => Look::SentAway {
+                why,
+                waited: queued_for,
+                retry_after,
+            },
+            State::Running | State::Lingering(_) => Look::Started { queued_for },
+        };
+        (look, Some(waker))
+    }
+
+    /// The waiter of a call that it has not seen started leaves.
+    pub(crate) fn leave(&mut self, key: Key, why: Leave) -> Departure {
+        let Some(call) = self.calls.get(key) else {
+            return Departure::Gone;
+        };
+        match call.state {
+            State::Queued => {
+                self.tally.left(why);
+                if cfg!(mutation = "tombstone") {
+                    return Departure::Gone;
+                }
+                self.unqueue(key);
+            }
+            State::SentAway(_) => {}
+            State::Running | State::Lingering(_) => {
+                let queued_for = duration(call.queued_for);
+                return Departure::Running { queued_for };
+            }
+        }
+        match self.forget(key) {
+            Some(remains) => Departure::Left { _remains: remains },
+            None => Departure::Gone,
+        }
+    }
+
+    /// How many calls of the same class or a higher one came before and are still queued.
+    pub(crate) fn position(&self, key: Key) -> Option<usize> {
+        let call = self.calls.get(key)?;
+        if call.state != State::Queued {
+            return None;
+        }
+        let earlier = self
+            .queue
+            .keys(&self.calls)
+            .take_while(|other| *other != key);
+        let goes_before =
+            |other: &Key| matches!(self.calls.get(*other), Some(o) if o.class <= call.class);
+        Some(earlier.filter(goes_before).count())
+    }
+
+    /// Takes a call out of the queue. Says which flow it was in.
+    pub(super) fn unqueue(&mut self, key: Key) -> Option<Key> {
+        let call = self.calls.get(key)?;
+        let (flow, bytes) = (call.flow, call.bytes);
+        self.queue.unlink(&mut self.calls, key);
+        self.line.remove(&mut self.calls, key, flow);
+        if !cfg!(mutation = "bytes_leak") {
+            self.queued_bytes -= bytes;
+        }
+        Some(flow)
+    }
+
+    pub(super) fn forget(&mut self, key: Key) -> Option<Remains> {
+        self.calls.remove(key).map(|call| Remains {
+            _label: call.label,
+            _waker: call.waker,
+        })
+    }
+
+    /// When a call of this class that is queued now can expect its slot.
+    fn wait(&self, class: Class) -> Duration {
+        let ahead = self.line.ahead_of(class);
+        self.drain.wait(ahead, self.limits.limit.get())
+    }
+}
