@@ -33,6 +33,21 @@ fn finds_the_outer_values_at_any_cut() {
 }
 
 #[test]
+fn text_and_foreign_objects_are_not_taken_for_the_real_thing() {
+    let text = r#"data: {"response":{"text":"a\"}},\"usage\":{\"input_tokens\":7}","usage":{"input_tokens":1}},
+data: "metadata":{"usage":{"input_tokens":99},"error":"x"},"list":[{"usage":{"input_tokens":98}}]}"#;
+    for size in [1, 3, text.len()] {
+        let watch = watch(text.as_bytes(), size);
+        let seen = watch.seen();
+        let usage = seen
+            .inner_usage
+            .and_then(|raw| raw.normal(crate::Dialect::Responses));
+        assert_eq!(usage.unwrap().input, Some(1));
+        assert!(seen.usage.is_none() && seen.error.is_none() && seen.inner_error.is_none());
+    }
+}
+
+#[test]
 fn what_it_keeps_is_bounded() {
     let text = format!(
         "data: {{\"error\":{{\"message\":\"{}\"}},\"{}\":1}}\n\n",

@@ -217,6 +217,8 @@ fn finish_reasons_are_seen() {
             "{text}"
         );
     }
+    let still = br#"data: {"type":"message_delta","delta":{"stop_reason":null},"usage":{"output_tokens":1}}"#;
+    assert!(!totals(&scan(Dialect::Anthropic, still)).finished);
     for reason in ["error", "stop"] {
         let broken = format!(
             "data: {{\"error\":{{\"message\":\"m\"}},\"choices\":[{{\"delta\":{{\"content\":\"e\"}},\
@@ -404,6 +406,9 @@ fn the_next_sequence_number_is_known() {
     scanner.push(Bytes::from_static(
         b"data: {\"type\":\"response.created\",\"sequence_number\":41}\n\n",
     ));
+    assert!(scanner.pop().is_some());
+    assert_eq!(scanner.next_sequence(), Some(42));
+    scanner.push(Bytes::from_static(b"data: {\"type\":\"x\"}\n\n"));
     assert!(scanner.pop().is_some());
     assert_eq!(scanner.next_sequence(), Some(42));
 }
