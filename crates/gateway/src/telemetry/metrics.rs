@@ -1,0 +1,532 @@
+//! Every metric family of the gateway: name, help, labels. Nowhere else.
+//!
+//! Label values come from closed sets or from the configuration (upstream, endpoint and key names), never from a request: the number
+//! of series is bounded by the configuration. Counts of running work are not counted here a second time: [`Metrics::encode`] reads each
+//! limiter's own snapshot, so one scrape is consistent in itself.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use tidegate_limiter::{Limiter, Snapshot};
+
+/// Seconds, from a tenth of a millisecond to twenty minutes: a queue hand-off and a thinking model both have buckets.
+const SECONDS: [f64; 20] = [
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    30.0, 60.0, 120.0, 300.0, 1200.0,
+];
+
+fn seconds() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+type Seconds = fn() -> Histogram;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct CallLabels {
+    pub upstream: Arc<str>,
+    pub route: &'static str,
+    pub outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct UpstreamLabel {
+    pub upstream: Arc<str>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct PhaseLabels {
+    pub upstream: Arc<str>,
+    pub phase: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ReasonLabel {
+    pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct UpstreamReason {
+    pub upstream: Arc<str>,
+    pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TierLabels {
+    pub upstream: Arc<str>,
+    pub tier: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TokenLabels {
+    pub upstream: Arc<str>,
+    pub direction: &'static str,
+    pub source: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct SideLabel {
+    pub side: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct EndpointLabels {
+    pub upstream: Arc<str>,
+    pub endpoint: Arc<str>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WorkerLabel {
+    pub worker: u32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ResultLabel {
+    pub result: &'static str,
+}
+
+/// The families. One per process (tests make their own).
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    limiters: Limiters,
+    pub calls: Family<CallLabels, Counter>,
+    pub refusals: Family<ReasonLabel, Counter>,
+    pub timeouts: Family<TierLabels, Counter>,
+    pub disconnects: Family<PhaseLabels, Counter>,
+    pub retries: Family<UpstreamReason, Counter>,
+    pub call_seconds: Family<UpstreamLabel, Histogram, Seconds>,
+    pub phase_seconds: Family<PhaseLabels, Histogram, Seconds>,
+    pub ttft_seconds: Family<UpstreamLabel, Histogram, Seconds>,
+    pub tokens: Family<TokenLabels, Counter>,
+    pub usage_unknown: Family<UpstreamLabel, Counter>,
+    pub malformed_events: Family<UpstreamLabel, Counter>,
+    pub connections: Family<SideLabel, Gauge>,
+    pub connections_opened: Family<SideLabel, Counter>,
+    pub connections_refused: Family<ReasonLabel, Counter>,
+    pub connections_ended: Family<ReasonLabel, Counter>,
+    pub upstream_connections: Family<EndpointLabels, Gauge>,
+    pub upstream_connects: Family<EndpointLabels, Counter>,
+    pub upstream_connect_errors: Family<UpstreamReason, Counter>,
+    pub endpoint_ejected: Family<EndpointLabels, Gauge>,
+    pub request_bodies_bytes: Gauge,
+    pub loop_lag_seconds: Family<WorkerLabel, Histogram, Seconds>,
+    pub access_log_dropped: Counter,
+    pub config_generation: Gauge,
+    pub config_reloads: Family<ResultLabel, Counter>,
+    pub draining: Gauge,
+    pub panics: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    #[expect(clippy::too_many_lines, reason = "one line per family, nothing else")]
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("tidegate");
+        let limiters = Limiters::default();
+        registry.register_collector(Box::new(limiters.clone()));
+        let r = &mut registry;
+        Self {
+            calls: add(r, "calls", "Ended calls by outcome", Family::default()),
+            refusals: add(
+                r,
+                "refusals",
+                "Requests answered by the gateway itself with an error, by reason",
+                Family::default(),
+            ),
+            timeouts: add(
+                r,
+                "timeouts",
+                "Waits ended by their tier's limit",
+                Family::default(),
+            ),
+            disconnects: add(
+                r,
+                "disconnects",
+                "Clients that left before their answer was complete, by the phase they left in",
+                Family::default(),
+            ),
+            retries: add(
+                r,
+                "retries",
+                "Attempts made again after a failure that provably reached no server",
+                Family::default(),
+            ),
+            call_seconds: add_unit(
+                r,
+                "call_duration",
+                "Request head read to wait ended",
+                Unit::Seconds,
+                Family::new_with_constructor(seconds as Seconds),
+            ),
+            phase_seconds: add_unit(
+                r,
+                "phase_duration",
+                "Time spent in one phase of a call",
+                Unit::Seconds,
+                Family::new_with_constructor(seconds as Seconds),
+            ),
+            ttft_seconds: add_unit(
+                r,
+                "time_to_first_token",
+                "Request head read to first non-empty delta of a stream",
+                Unit::Seconds,
+                Family::new_with_constructor(seconds as Seconds),
+            ),
+            tokens: add(
+                r,
+                "tokens",
+                "Tokens by direction and by how the number is known",
+                Family::default(),
+            ),
+            usage_unknown: add(
+                r,
+                "usage_unknown",
+                "Ended calls whose token usage is not known",
+                Family::default(),
+            ),
+            malformed_events: add(
+                r,
+                "malformed_events",
+                "Stream events that were passed on but could not be understood",
+                Family::default(),
+            ),
+            connections: add(
+                r,
+                "connections",
+                "Open connections by side",
+                Family::default(),
+            ),
+            connections_opened: add(
+                r,
+                "connections_opened",
+                "Connections opened by side",
+                Family::default(),
+            ),
+            connections_refused: add(
+                r,
+                "connections_refused",
+                "Client connections closed at once, by reason",
+                Family::default(),
+            ),
+            connections_ended: add(
+                r,
+                "connections_ended",
+                "Client connections ended by the gateway, by reason",
+                Family::default(),
+            ),
+            upstream_connections: add(
+                r,
+                "upstream_connections",
+                "Open connections to an endpoint",
+                Family::default(),
+            ),
+            upstream_connects: add(
+                r,
+                "upstream_connects",
+                "Connections opened to an endpoint",
+                Family::default(),
+            ),
+            upstream_connect_errors: add(
+                r,
+                "upstream_connect_errors",
+                "Connections that could not be opened, by reason",
+                Family::default(),
+            ),
+            endpoint_ejected: add(
+                r,
+                "endpoint_ejected",
+                "1 while an endpoint is left out after a failed connect",
+                Family::default(),
+            ),
+            request_bodies_bytes: add_unit(
+                r,
+                "request_bodies",
+                "Request bodies held in memory",
+                Unit::Bytes,
+                Gauge::default(),
+            ),
+            loop_lag_seconds: add_unit(
+                r,
+                "loop_lag",
+                "How late a worker's 100 ms timer fires",
+                Unit::Seconds,
+                Family::new_with_constructor(seconds as Seconds),
+            ),
+            access_log_dropped: add(
+                r,
+                "access_log_dropped",
+                "Access-log lines lost because the writer was too slow",
+                Counter::default(),
+            ),
+            config_generation: add(
+                r,
+                "config_generation",
+                "Number of the running configuration, from 1",
+                Gauge::default(),
+            ),
+            config_reloads: add(r, "config_reloads", "Reloads by result", Family::default()),
+            draining: add(r, "draining", "1 after SIGTERM", Gauge::default()),
+            panics: add(
+                r,
+                "panics",
+                "Calls ended by a defect in the gateway; report each one",
+                Counter::default(),
+            ),
+            limiters,
+            registry,
+        }
+    }
+
+    /// Shows a limiter's counts under `upstream`; a second registration of the name replaces the first.
+    pub fn show_limiter(&self, upstream: &Arc<str>, limiter: &Limiter) {
+        let mut shown = self.limiters.lock();
+        shown.retain(|(name, _)| name != upstream);
+        shown.push((Arc::clone(upstream), limiter.clone()));
+    }
+
+    /// Takes a removed upstream's limiter out once nothing runs in it any more.
+    pub fn hide_idle_limiters(&self, keep: impl Fn(&str) -> bool) {
+        self.limiters.lock().retain(|(name, limiter)| {
+            let now = limiter.snapshot();
+            keep(name) || now.running + now.lingering + now.queued > 0
+        });
+    }
+
+    /// The OpenMetrics text of one scrape.
+    pub fn encode(&self) -> String {
+        let mut text = String::with_capacity(16 * 1024);
+        // Writing to a String cannot fail; an encoder error would be a defect that a scrape must not turn into a panic.
+        if prometheus_client::encoding::text::encode(&mut text, &self.registry).is_err() {
+            text.push_str("# EOF\n");
+        }
+        text
+    }
+}
+
+fn add<M>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M
+where
+    M: prometheus_client::registry::Metric + Clone,
+{
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+fn add_unit<M>(registry: &mut Registry, name: &str, help: &str, unit: Unit, metric: M) -> M
+where
+    M: prometheus_client::registry::Metric + Clone,
+{
+    registry.register_with_unit(name, help, unit, metric.clone());
+    metric
+}
+
+/// The limiters' own counts, read at the scrape.
+#[derive(Clone, Default)]
+struct Limiters(Arc<Mutex<Shown>>);
+
+type Shown = Vec<(Arc<str>, Limiter)>;
+
+impl Limiters {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Arc<str>, Limiter)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Limiters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limiters").finish_non_exhaustive()
+    }
+}
+
+type Rows = Vec<(Arc<str>, Snapshot)>;
+
+impl Collector for Limiters {
+    #[expect(clippy::too_many_lines, reason = "one line per family, nothing else")]
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let rows: Rows = self
+            .lock()
+            .iter()
+            .map(|(name, limiter)| (Arc::clone(name), limiter.snapshot()))
+            .collect();
+        let e = &mut encoder;
+        gauge(
+            e,
+            &rows,
+            "limit",
+            "Slots for calls somebody waits for",
+            |s| s.limit as f64,
+        )?;
+        gauge(
+            e,
+            &rows,
+            "hard_limit",
+            "Slots for all work, abandoned and lingering included",
+            |s| s.hard_limit as f64,
+        )?;
+        gauge(e, &rows, "queue_limit", "Places in the queue", |s| {
+            s.queue_limit as f64
+        })?;
+        gauge(e, &rows, "queued", "Calls waiting for a slot", |s| {
+            s.queued as f64
+        })?;
+        gauge(
+            e,
+            &rows,
+            "running",
+            "Calls whose upstream work runs; attended + abandoned",
+            |s| s.running as f64,
+        )?;
+        gauge(
+            e,
+            &rows,
+            "attended",
+            "Running calls whose client still waits",
+            |s| s.attended as f64,
+        )?;
+        gauge(
+            e,
+            &rows,
+            "abandoned",
+            "Running calls whose client has gone",
+            |s| s.abandoned as f64,
+        )?;
+        gauge(
+            e,
+            &rows,
+            "lingering",
+            "Slots kept after the exchange ended, because the server may run on",
+            |s| s.lingering as f64,
+        )?;
+        gauge(
+            e,
+            &rows,
+            "oldest_queued_seconds",
+            "Age of the longest wait for a slot",
+            |s| age(s.oldest_queued),
+        )?;
+        gauge(
+            e,
+            &rows,
+            "oldest_running_seconds",
+            "Age of the longest running call",
+            |s| age(s.oldest_running),
+        )?;
+        gauge(
+            e,
+            &rows,
+            "oldest_abandoned_seconds",
+            "Time since the longest abandoned call lost its client",
+            |s| age(s.oldest_abandoned),
+        )?;
+        counter(e, &rows, "offered", "Calls that asked for a slot", |s| {
+            s.offered
+        })?;
+        counter(
+            e,
+            &rows,
+            "admitted",
+            "Calls that got a slot or a place in the queue",
+            |s| s.admitted,
+        )?;
+        counter(e, &rows, "started", "Calls that got a slot", |s| s.started)?;
+        counter(
+            e,
+            &rows,
+            "left_queue",
+            "Calls that left the queue without a slot",
+            |s| s.left.total(),
+        )?;
+        counter(e, &rows, "ended", "Calls whose slot was given back", |s| {
+            s.ended.sum().total()
+        })?;
+        counter(
+            e,
+            &rows,
+            "abandoned_calls",
+            "Running calls whose client went away",
+            |s| s.abandoned_total,
+        )?;
+        counter_f(
+            e,
+            &rows,
+            "queued_seconds",
+            "Time spent in the queue by all calls",
+            |s| s.queued_time.as_secs_f64(),
+        )?;
+        counter_f(e, &rows, "running_seconds", "Time slots were held", |s| {
+            s.running_time.as_secs_f64()
+        })?;
+        counter_f(
+            e,
+            &rows,
+            "abandoned_seconds",
+            "Time slots were held for nobody",
+            |s| s.abandoned_time.as_secs_f64(),
+        )
+    }
+}
+
+fn age(age: Option<std::time::Duration>) -> f64 {
+    age.unwrap_or_default().as_secs_f64()
+}
+
+fn gauge(
+    e: &mut DescriptorEncoder<'_>,
+    rows: &Rows,
+    name: &str,
+    help: &str,
+    value: impl Fn(&Snapshot) -> f64,
+) -> fmt::Result {
+    family(e, rows, name, help, |s| ConstGauge::new(value(s)))
+}
+
+fn counter(
+    e: &mut DescriptorEncoder<'_>,
+    rows: &Rows,
+    name: &str,
+    help: &str,
+    value: impl Fn(&Snapshot) -> u64,
+) -> fmt::Result {
+    family(e, rows, name, help, |s| ConstCounter::new(value(s)))
+}
+
+fn counter_f(
+    e: &mut DescriptorEncoder<'_>,
+    rows: &Rows,
+    name: &str,
+    help: &str,
+    value: impl Fn(&Snapshot) -> f64,
+) -> fmt::Result {
+    family(e, rows, name, help, |s| ConstCounter::new(value(s)))
+}
+
+fn family<M>(
+    e: &mut DescriptorEncoder<'_>,
+    rows: &Rows,
+    name: &str,
+    help: &str,
+    metric: impl Fn(&Snapshot) -> M,
+) -> fmt::Result
+where
+    M: EncodeMetric + prometheus_client::metrics::TypedMetric,
+{
+    let mut family = e.encode_descriptor(name, help, None, M::TYPE)?;
+    for (upstream, snapshot) in rows {
+        let labels = UpstreamLabel {
+            upstream: Arc::clone(upstream),
+        };
+        metric(snapshot).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,7 @@
+//! What the operator sees: metrics, the access log, the program's own log.
+//!
+//! Metric names live in [`metrics`] only. Nothing here ever receives a prompt, an answer or a key.
+
+pub mod access_log;
+pub mod log;
+pub mod metrics;
