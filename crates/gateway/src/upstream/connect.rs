@@ -1,0 +1,161 @@
+//! Opening one upstream connection: name lookup, TCP, TLS. Each step is a future of its own, so that each can have its own limit.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_rustls::TlsConnector;
+
+use super::socket::{Socket, UpstreamIo};
+use super::{EndpointState, Upstream};
+use crate::config::{self, HttpVersion};
+
+/// How long one address of several is tried before the next one is.
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(1_000);
+
+/// TCP settings of one side; see `config::Server`.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpOptions {
+    pub user_timeout: Duration,
+    pub keep_alive: Duration,
+}
+
+impl TcpOptions {
+    /// No delay, keep-alive probes, and a limit for unacknowledged data, so that a peer that vanishes without FIN is noticed.
+    pub fn apply(self, tcp: &TcpStream) -> io::Result<()> {
+        tcp.set_nodelay(true)?;
+        let socket = SockRef::from(tcp);
+        let probes = TcpKeepalive::new()
+            .with_time(self.keep_alive)
+            .with_interval(Duration::from_secs(5))
+            .with_retries(3);
+        socket.set_tcp_keepalive(&probes)?;
+        socket.set_tcp_user_timeout(Some(self.user_timeout))
+    }
+}
+
+/// Looks the host up anew (names are never cached, so that a moved server is found) and connects to the first address that answers.
+///
+/// # Cancel safety
+///
+/// Dropping the future abandons the connect; a name lookup under way finishes on its thread and is discarded.
+pub async fn tcp(endpoint: &EndpointState, options: TcpOptions) -> io::Result<TcpStream> {
+    let address = &endpoint.address;
+    let addresses = match address.host.parse::<IpAddr>() {
+        Ok(ip) => vec![SocketAddr::new(ip, address.port)],
+        Err(_) => tokio::net::lookup_host((address.host.as_str(), address.port))
+            .await
+            .map_err(|e| io::Error::new(io::ErrorKind::NotFound, e))?
+            .collect(),
+    };
+    let mut last = None;
+    let count = addresses.len();
+    for (i, address) in addresses.into_iter().enumerate() {
+        let connect = TcpStream::connect(address);
+        let result = if i + 1 == count {
+            connect.await
+        } else {
+            tokio::time::timeout(NEXT_ADDRESS_AFTER, connect)
+                .await
+                .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)))
+        };
+        match result {
+            Ok(tcp) => {
+                options.apply(&tcp)?;
+                return Ok(tcp);
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address")))
+}
+
+/// Wraps the connection in TLS if the endpoint wants it. The flag says whether the peer speaks HTTP/2.
+pub async fn tls(
+    upstream: &Upstream,
+    endpoint: &EndpointState,
+    tcp: TcpStream,
+    permit: OwnedSemaphorePermit,
+) -> io::Result<(UpstreamIo, bool)> {
+    let socket = Socket::new(tcp, endpoint.open.clone(), permit);
+    endpoint.opened.inc();
+    if !endpoint.address.tls {
+        let http2 = upstream.settings.pool.http == HttpVersion::Http2;
+        return Ok((UpstreamIo::Plain(TokioIo::new(socket)), http2));
+    }
+    let host = upstream
+        .settings
+        .tls
+        .server_name
+        .as_deref()
+        .unwrap_or(&endpoint.address.host);
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+    let stream = TlsConnector::from(Arc::clone(&upstream.tls))
+        .connect(name, socket)
+        .await?;
+    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok((UpstreamIo::Tls(Box::new(TokioIo::new(stream))), http2))
+}
+
+/// Why an upstream's TLS settings cannot be used.
+#[derive(Debug)]
+pub enum TlsError {
+    CaFile {
+        path: std::path::PathBuf,
+        why: String,
+    },
+    Provider(rustls::Error),
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CaFile { path, why } => write!(f, "cannot use ca_file {}: {why}", path.display()),
+            Self::Provider(error) => write!(f, "TLS cannot be set up: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+/// The client side of TLS for one upstream: the system's roots, the extra ones, and the protocols to offer.
+pub fn tls_config(upstream: &config::Upstream) -> Result<Arc<ClientConfig>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    if upstream.endpoints.iter().any(|e| e.tls) {
+        // A broken certificate in the system's store must not take the gateway down; the rest of the store is used.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    if let Some(path) = &upstream.tls.ca_file {
+        let bad = |why: String| TlsError::CaFile {
+            path: path.clone(),
+            why,
+        };
+        let certs = CertificateDer::pem_file_iter(path).map_err(|e| bad(e.to_string()))?;
+        for cert in certs {
+            let cert = cert.map_err(|e| bad(e.to_string()))?;
+            roots.add(cert).map_err(|e| bad(e.to_string()))?;
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Provider)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = match upstream.pool.http {
+        HttpVersion::Http1 => vec![b"http/1.1".to_vec()],
+        HttpVersion::Http2 => vec![b"h2".to_vec()],
+        HttpVersion::Auto => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+    };
+    Ok(Arc::new(client))
+}

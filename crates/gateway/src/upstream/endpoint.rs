@@ -1,0 +1,136 @@
+//! One address of an upstream, and what is known about it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Semaphore;
+use tokio::time::{Duration, Instant};
+
+use crate::config::Endpoint;
+use crate::telemetry::metrics::{EndpointLabels, Metrics};
+
+/// Survives reloads: the connections and calls it counts do too.
+#[derive(Debug)]
+pub struct EndpointState {
+    pub address: Endpoint,
+    /// `host:port`, as it appears in logs, metrics and the `Host` header.
+    pub authority: Arc<str>,
+    /// One permit per open connection, over all workers.
+    pub connections: Arc<Semaphore>,
+    pub open: Gauge,
+    pub opened: Counter,
+    in_flight: AtomicUsize,
+    /// Calls waiting for a permit; idle connections give way while it is not zero.
+    waiting: AtomicUsize,
+    /// Milliseconds since `epoch` until which the endpoint is left out; 0: it is not.
+    ejected_until: AtomicU64,
+    epoch: Instant,
+    ejected: Gauge,
+}
+
+impl EndpointState {
+    pub fn new(
+        upstream: &Arc<str>,
+        address: Endpoint,
+        connections_max: usize,
+        metrics: &Metrics,
+    ) -> Self {
+        let authority: Arc<str> = authority(&address).into();
+        let labels = EndpointLabels {
+            upstream: Arc::clone(upstream),
+            endpoint: Arc::clone(&authority),
+        };
+        Self {
+            connections: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
+            open: metrics.upstream_connections.get_or_create_owned(&labels),
+            opened: metrics.upstream_connects.get_or_create_owned(&labels),
+            ejected: metrics.endpoint_ejected.get_or_create_owned(&labels),
+            in_flight: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            ejected_until: AtomicU64::new(0),
+            epoch: Instant::now(),
+            authority,
+            address,
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Counts one attempt on this endpoint until the guard is dropped.
+    pub fn enter(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    pub(super) fn wait(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(self)
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Leaves the endpoint out for `time`.
+    pub fn eject(&self, time: Duration) {
+        let until = (self.epoch.elapsed() + time).as_millis();
+        self.ejected_until
+            .store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.ejected.set(1);
+    }
+
+    /// A connection was opened: the endpoint is back.
+    pub fn restore(&self) {
+        if self.ejected_until.swap(0, Ordering::Relaxed) != 0 {
+            self.ejected.set(0);
+        }
+    }
+
+    pub fn is_ejected(&self) -> bool {
+        let until = self.ejected_until.load(Ordering::Relaxed);
+        until != 0 && self.epoch.elapsed().as_millis() < u128::from(until)
+    }
+}
+
+fn authority(address: &Endpoint) -> String {
+    let host = if address.host.contains(':') {
+        format!("[{}]", address.host)
+    } else {
+        address.host.clone()
+    };
+    let default = if address.tls { 443 } else { 80 };
+    if address.port == default {
+        host
+    } else {
+        format!("{host}:{}", address.port)
+    }
+}
+
+/// An attempt under way on an endpoint.
+#[derive(Debug)]
+pub struct InFlight(Arc<EndpointState>);
+
+impl InFlight {
+    pub fn endpoint(&self) -> &Arc<EndpointState> {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Waiting<'a>(&'a EndpointState);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,189 @@
+//! Idle connections of one worker.
+//!
+//! A connection lives on the worker that opened it; how many there may be to an endpoint is counted over all workers by
+//! [`EndpointState::connections`]. None is opened ahead of a call: servers close those (llama.cpp after 5 s). The idle limit is
+//! shorter than the servers' own (4.7–4.8 s measured for uvicorn and llama.cpp), so a connection is hardly ever taken while it is being closed.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::EndpointState;
+use super::exchange::{Http1, Http2};
+
+/// Streams on one HTTP/2 connection before another is opened. Servers commonly allow 100–250.
+const STREAMS_PER_CONNECTION: usize = 100;
+
+#[derive(Debug, Default)]
+pub struct Pool {
+    shelves: Mutex<HashMap<usize, Shelf>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    idle: Vec<Idle>,
+    shared: Vec<Shared>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    conn: Box<Http1>,
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Shared {
+    conn: Http2,
+    streams: Arc<AtomicUsize>,
+    idle: Duration,
+    idle_since: Option<Instant>,
+}
+
+/// A stream's place on a shared connection; dropped with the exchange.
+#[derive(Debug)]
+pub struct StreamPlace {
+    pub conn: Http2,
+    streams: Arc<AtomicUsize>,
+}
+
+impl StreamPlace {
+    fn new(conn: Http2, streams: &Arc<AtomicUsize>) -> Self {
+        streams.fetch_add(1, Ordering::Relaxed);
+        Self {
+            conn,
+            streams: Arc::clone(streams),
+        }
+    }
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection ready for a request.
+#[derive(Debug)]
+pub enum Checkout {
+    Http1(Box<Http1>),
+    Http2(StreamPlace),
+}
+
+fn key(endpoint: &Arc<EndpointState>) -> usize {
+    Arc::as_ptr(endpoint) as usize
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Shelf>> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The most recently used connection that still looks alive.
+    pub fn checkout(&self, endpoint: &Arc<EndpointState>) -> Option<Checkout> {
+        let mut shelves = self.lock();
+        let shelf = shelves.get_mut(&key(endpoint))?;
+        let now = Instant::now();
+        while let Some(mut idle) = shelf.idle.pop() {
+            if idle.until > now && idle.conn.is_usable() {
+                return Some(Checkout::Http1(idle.conn));
+            }
+        }
+        shelf.shared.retain(|s| !s.conn.sender.is_closed());
+        let open = shelf
+            .shared
+            .iter_mut()
+            .find(|s| s.streams.load(Ordering::Relaxed) < STREAMS_PER_CONNECTION)?;
+        open.idle_since = None;
+        Some(Checkout::Http2(StreamPlace::new(
+            open.conn.clone(),
+            &open.streams,
+        )))
+    }
+
+    /// Waits for the right to open one more connection to the endpoint.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives up the place in the line.
+    pub async fn permit(&self, endpoint: &Arc<EndpointState>) -> Option<OwnedSemaphorePermit> {
+        let permits = Arc::clone(&endpoint.connections);
+        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+            return Some(permit);
+        }
+        let _waiting = endpoint.wait();
+        self.sweep(Instant::now());
+        permits.acquire_owned().await.ok()
+    }
+
+    /// Keeps an idle connection for the next call, for at most `idle`.
+    pub fn put(&self, conn: Box<Http1>, idle: Duration) {
+        if idle.is_zero() || conn.endpoint.is_wanted() {
+            return;
+        }
+        let idle = Idle {
+            until: Instant::now() + idle,
+            conn,
+        };
+        self.lock()
+            .entry(key(&idle.conn.endpoint))
+            .or_default()
+            .idle
+            .push(idle);
+    }
+
+    /// Offers a new HTTP/2 connection to later calls; the first stream's place is returned.
+    pub fn share(&self, endpoint: &Arc<EndpointState>, conn: Http2, idle: Duration) -> StreamPlace {
+        let streams = Arc::new(AtomicUsize::new(0));
+        let place = StreamPlace::new(conn.clone(), &streams);
+        self.lock()
+            .entry(key(endpoint))
+            .or_default()
+            .shared
+            .push(Shared {
+                conn,
+                streams,
+                idle,
+                idle_since: None,
+            });
+        place
+    }
+
+    /// Closes what has been idle too long, what the server has closed, and what others wait for. Called every quarter second.
+    pub fn sweep(&self, now: Instant) {
+        let mut closed = Vec::new();
+        let mut shelves = self.lock();
+        for shelf in shelves.values_mut() {
+            let mut kept = Vec::with_capacity(shelf.idle.len());
+            for mut idle in shelf.idle.drain(..) {
+                if idle.until > now && !idle.conn.endpoint.is_wanted() && idle.conn.is_usable() {
+                    kept.push(idle);
+                } else {
+                    closed.push(idle);
+                }
+            }
+            shelf.idle = kept;
+            shelf.shared.retain_mut(|s| s.keep(now));
+        }
+        shelves.retain(|_, shelf| !shelf.idle.is_empty() || !shelf.shared.is_empty());
+        drop(shelves);
+        drop(closed);
+    }
+}
+
+impl Shared {
+    fn keep(&mut self, now: Instant) -> bool {
+        if self.streams.load(Ordering::Relaxed) > 0 {
+            self.idle_since = None;
+        } else {
+            let since = *self.idle_since.get_or_insert(now);
+            if now.duration_since(since) >= self.idle {
+                return false;
+            }
+        }
+        !self.conn.sender.is_closed()
+    }
+}

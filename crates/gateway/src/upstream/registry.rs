@@ -1,0 +1,165 @@
+//! What outlives a configuration: limiters, endpoint states, and the table of the running generation.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidegate_limiter::{Limiter, Limits, LimitsError};
+
+use super::connect::{self, TlsError};
+use super::route::Routes;
+use super::{EndpointState, Upstream};
+use crate::config::{Config, Endpoint};
+use crate::telemetry::metrics::Metrics;
+
+/// Builds the upstreams of each generation around the states that stay.
+#[derive(Debug)]
+pub struct Registry {
+    metrics: Arc<Metrics>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    limiters: HashMap<String, Limiter>,
+    endpoints: HashMap<(String, Endpoint), Arc<EndpointState>>,
+}
+
+/// Why a validated configuration could still not be put to work.
+#[derive(Debug)]
+pub enum BuildError {
+    Limits {
+        upstream: String,
+        source: LimitsError,
+    },
+    Tls {
+        upstream: String,
+        source: TlsError,
+    },
+}
+
+impl std::fmt::Display for BuildError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Limits { upstream, source } => write!(f, "upstream `{upstream}`: {source}"),
+            Self::Tls { upstream, source } => write!(f, "upstream `{upstream}`: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+impl Registry {
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The table of a new generation. Fails before anything is changed; limits are applied to running limiters last.
+    pub fn build(&self, config: &Config) -> Result<Routes, BuildError> {
+        let mut tls = Vec::with_capacity(config.upstreams.len());
+        for upstream in &config.upstreams {
+            let client = connect::tls_config(upstream).map_err(|source| BuildError::Tls {
+                upstream: upstream.name.clone(),
+                source,
+            })?;
+            tls.push(client);
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut upstreams = Vec::with_capacity(config.upstreams.len());
+        for (settings, tls) in config.upstreams.iter().zip(tls) {
+            let name: Arc<str> = settings.name.as_str().into();
+            let limits = limits(
+                settings.slots,
+                settings.queue,
+                config.limits.request_bodies_total_bytes,
+            );
+            let limiter =
+                kept.limiter(&settings.name, limits)
+                    .map_err(|source| BuildError::Limits {
+                        upstream: settings.name.clone(),
+                        source,
+                    })?;
+            self.metrics.show_limiter(&name, &limiter);
+            let endpoints = settings
+                .endpoints
+                .iter()
+                .map(|address| {
+                    kept.endpoint(&name, address, settings.pool.connections_max, &self.metrics)
+                })
+                .collect();
+            upstreams.push(Arc::new(Upstream {
+                name,
+                settings: settings.clone(),
+                limiter,
+                endpoints,
+                tls,
+                metrics: Arc::clone(&self.metrics),
+            }));
+        }
+        kept.forget_removed(config);
+        self.metrics
+            .hide_idle_limiters(|name| config.upstreams.iter().any(|u| u.name == name));
+        Ok(Routes::new(
+            upstreams,
+            config.default_upstream,
+            config.unknown_models,
+        ))
+    }
+}
+
+fn limits(slots: NonZeroUsize, queue: usize, queue_bytes: usize) -> Limits {
+    Limits::new(slots)
+        .with_queue(queue)
+        .with_queue_bytes(queue_bytes as u64)
+}
+
+impl Kept {
+    /// The running limiter with its new limits, or a new one. Work that runs keeps its slot either way.
+    fn limiter(&mut self, name: &str, limits: Limits) -> Result<Limiter, LimitsError> {
+        if let Some(limiter) = self.limiters.get(name) {
+            limiter.resize(limits)?;
+            return Ok(limiter.clone());
+        }
+        let limiter = Limiter::new(limits)?;
+        self.limiters.insert(name.to_owned(), limiter.clone());
+        Ok(limiter)
+    }
+
+    fn endpoint(
+        &mut self,
+        name: &Arc<str>,
+        address: &Endpoint,
+        connections_max: usize,
+        metrics: &Metrics,
+    ) -> Arc<EndpointState> {
+        let key = (name.to_string(), address.clone());
+        let state = self.endpoints.entry(key).or_insert_with(|| {
+            Arc::new(EndpointState::new(
+                name,
+                address.clone(),
+                connections_max,
+                metrics,
+            ))
+        });
+        Arc::clone(state)
+    }
+
+    /// Endpoints that no generation names and nobody uses are dropped; limiters stay while work runs in them.
+    fn forget_removed(&mut self, config: &Config) {
+        self.limiters.retain(|name, limiter| {
+            let now = limiter.snapshot();
+            config.upstreams.iter().any(|u| u.name == *name)
+                || now.running + now.lingering + now.queued > 0
+        });
+        self.endpoints.retain(|(name, address), state| {
+            let named = config
+                .upstreams
+                .iter()
+                .any(|u| u.name == *name && u.endpoints.contains(address));
+            named || Arc::strong_count(state) > 1
+        });
+    }
+}
