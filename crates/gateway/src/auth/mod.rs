@@ -1,0 +1,164 @@
+//! Client keys → who is calling. Keys are kept as SHA-256 and compared in constant time; nothing here can show one.
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+use crate::config::ClientKey;
+
+/// The caller, by the name of its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal(Arc<str>);
+
+impl Principal {
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Why a request was not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    Missing,
+    Unknown,
+}
+
+/// The client keys of one generation. Empty: everybody is `anonymous`.
+#[derive(Debug)]
+pub struct Keys {
+    keys: Vec<(Principal, [u8; 32])>,
+    anonymous: Principal,
+}
+
+impl Keys {
+    pub fn new(keys: &[ClientKey]) -> Self {
+        let keys = keys
+            .iter()
+            .map(|k| (Principal(k.name.as_str().into()), k.sha256))
+            .collect();
+        Self {
+            keys,
+            anonymous: Principal("anonymous".into()),
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Reads `Authorization: Bearer` and `x-api-key`, whatever the dialect: SDKs of both kinds send either.
+    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Denied> {
+        if self.is_open() {
+            return Ok(self.anonymous.clone());
+        }
+        let bearer = headers
+            .get(AUTHORIZATION)
+            .and_then(|v| strip_bearer(v.as_bytes()));
+        let api_key = headers.get("x-api-key").map(|v| v.as_bytes());
+        let given = [bearer, api_key];
+        if given.iter().flatten().next().is_none() {
+            return Err(Denied::Missing);
+        }
+        given
+            .into_iter()
+            .flatten()
+            .find_map(|key| self.find(key))
+            .ok_or(Denied::Unknown)
+    }
+
+    /// Compares with every key, so that the time tells nothing about which one nearly matched.
+    fn find(&self, key: &[u8]) -> Option<Principal> {
+        let hash: [u8; 32] = Sha256::digest(key).into();
+        let mut found = None;
+        for (principal, known) in &self.keys {
+            if bool::from(known.ct_eq(&hash)) {
+                found = Some(principal.clone());
+            }
+        }
+        found
+    }
+}
+
+fn strip_bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme
+        .eq_ignore_ascii_case(b"bearer ")
+        .then(|| key.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Keys {
+        Keys::new(&[
+            ClientKey {
+                name: "a".into(),
+                sha256: Sha256::digest(b"key-a").into(),
+            },
+            ClientKey {
+                name: "b".into(),
+                sha256: Sha256::digest(b"key-b").into(),
+            },
+        ])
+    }
+
+    fn with(name: &'static str, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
+    }
+
+    #[test]
+    fn both_headers_name_the_principal() {
+        for (name, value, who) in [
+            ("authorization", "Bearer key-a", "a"),
+            ("authorization", "bearer key-b", "b"),
+            ("x-api-key", "key-b", "b"),
+        ] {
+            assert_eq!(keys().authenticate(&with(name, value)).unwrap().name(), who);
+        }
+    }
+
+    #[test]
+    fn missing_and_unknown_are_told_apart() {
+        assert_eq!(keys().authenticate(&HeaderMap::new()), Err(Denied::Missing));
+        for (name, value) in [
+            ("authorization", "Bearer nope"),
+            ("x-api-key", ""),
+            ("authorization", "Basic key-a"),
+            ("authorization", "Bearer"),
+        ] {
+            let denied = keys().authenticate(&with(name, value)).unwrap_err();
+            let expected = if value.starts_with("Basic") || value == "Bearer" {
+                Denied::Missing
+            } else {
+                Denied::Unknown
+            };
+            assert_eq!(denied, expected, "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn a_good_key_beside_a_bad_one_counts() {
+        let mut headers = with("authorization", "Bearer sdk-default");
+        headers.insert("x-api-key", "key-a".parse().unwrap());
+        assert_eq!(keys().authenticate(&headers).unwrap().name(), "a");
+    }
+
+    #[test]
+    fn without_keys_everybody_is_anonymous() {
+        assert_eq!(
+            Keys::new(&[])
+                .authenticate(&HeaderMap::new())
+                .unwrap()
+                .name(),
+            "anonymous"
+        );
+    }
+
+    #[test]
+    fn debug_shows_no_key() {
+        assert!(!format!("{:?}", keys()).contains("key-a"));
+    }
+}

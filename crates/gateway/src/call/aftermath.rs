@@ -1,0 +1,243 @@
+//! What is done when a call no longer has a client, or no longer an answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_limiter::{Ended, Slot};
+
+use super::answer::Context;
+use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
+use super::settle::Record;
+use super::{Worker, deadline::Tier};
+use crate::admission::Held;
+use crate::upstream::Upstream;
+use crate::upstream::endpoint::InFlight;
+use crate::upstream::exchange::UpstreamBody;
+
+/// After its last event an answer may take this long to end in HTTP's sense; a connection that does is kept.
+const TAIL_TIME: Duration = Duration::from_millis(100);
+
+/// Everything that a call holds upstream, from its head to its end.
+#[derive(Debug)]
+pub struct Running {
+    body: UpstreamBody,
+    held: Held,
+    _in_flight: InFlight,
+    keep_idle: Duration,
+    worker: Arc<Worker>,
+    upstream: Arc<Upstream>,
+    background: bool,
+    /// The status was not a success: a broken body is still worth its beginning.
+    pub is_error: bool,
+}
+
+impl Running {
+    pub fn new(
+        body: UpstreamBody,
+        held: Held,
+        in_flight: InFlight,
+        keep_idle: Duration,
+        context: &Context<'_>,
+    ) -> Self {
+        Self {
+            body,
+            held,
+            _in_flight: in_flight,
+            keep_idle,
+            worker: Arc::clone(context.worker),
+            upstream: Arc::clone(context.upstream),
+            background: context.background,
+            is_error: false,
+        }
+    }
+
+    pub fn body(&mut self) -> &mut UpstreamBody {
+        &mut self.body
+    }
+
+    pub fn exact_length(&self) -> Option<u64> {
+        self.body.exact_length()
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.body.is_complete()
+    }
+
+    /// The server has finished, well or badly: the slot goes back at once. The connection is kept if it ended properly.
+    pub fn ended(self, why: WorkEnd, record: &mut Record) {
+        record.work_ended(why);
+        let ended = if why == WorkEnd::Complete {
+            Ended::Ok
+        } else {
+            Ended::Error
+        };
+        self.held.slot.finish(ended);
+        self.held.waiter.done();
+        if why != WorkEnd::Complete {
+            return;
+        }
+        let (worker, keep_idle) = (self.worker, self.keep_idle);
+        if self.body.is_complete() {
+            if let Some(conn) = self.body.into_idle() {
+                worker.pool.put(conn, keep_idle);
+            }
+        } else if tokio::runtime::Handle::try_current().is_ok() {
+            let pool = Arc::clone(&worker.pool);
+            worker.tasks.spawn(async move {
+                if let Some(conn) = tail(self.body).await {
+                    pool.put(conn, keep_idle);
+                }
+            });
+        }
+    }
+
+    /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept for the upstream's `settle` time.
+    fn cancelled(self, waiter_left: bool, record: &mut Record) {
+        let settle = self.upstream.settings.settle;
+        let Held { slot, waiter, .. } = self.held;
+        if waiter_left {
+            drop(waiter);
+            drop(self.body);
+        } else {
+            drop(self.body);
+            waiter.done();
+        }
+        record.work_ended(WorkEnd::Cancelled);
+        give_back(slot, settle);
+    }
+}
+
+fn give_back(slot: Slot, settle: Duration) {
+    if settle.is_zero() {
+        slot.finish(Ended::Cancelled);
+    } else {
+        slot.linger_for(Ended::Cancelled, settle);
+    }
+}
+
+/// Reads what follows the last event: nothing but the end of the body, if the server behaves.
+async fn tail(mut body: UpstreamBody) -> Option<Box<crate::upstream::exchange::Http1>> {
+    let end = async {
+        while let Some(frame) = body.frame().await {
+            let data = frame.ok()?.into_data().unwrap_or_default();
+            if !data.is_empty() {
+                return None;
+            }
+        }
+        Some(())
+    };
+    tokio::time::timeout(TAIL_TIME, end).await.ok()??;
+    body.into_idle()
+}
+
+/// The call ended before its answer began, after an exchange had begun.
+pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
+    note(rejection, record);
+    match rejection {
+        Rejection::Truncated => running.ended(WorkEnd::Failed, record),
+        Rejection::Gone if running.background => read_on(running),
+        _ => running.cancelled(matches!(rejection, Rejection::Gone), record),
+    }
+}
+
+/// The call ended before there was an exchange, but with a slot.
+pub fn never_answered(upstream: &Upstream, held: Held, rejection: &Rejection, record: &mut Record) {
+    note(rejection, record);
+    let Held { slot, waiter, .. } = held;
+    match rejection {
+        Rejection::Gone => {
+            drop(waiter);
+            record.work_ended(WorkEnd::Cancelled);
+            give_back(slot, upstream.settings.settle);
+        }
+        Rejection::Timeout(Tier::ResponseHead | Tier::Total) | Rejection::Draining => {
+            record.work_ended(WorkEnd::Cancelled);
+            give_back(slot, upstream.settings.settle);
+            waiter.done();
+        }
+        _ => {
+            record.work_ended(WorkEnd::Failed);
+            slot.finish(Ended::Error);
+            waiter.done();
+        }
+    }
+}
+
+/// We give up an answer under way whose client is still there.
+pub fn cancel(running: Running, record: &mut Record) {
+    running.cancelled(false, record);
+}
+
+/// Why the wait ended, for the record.
+pub fn note(rejection: &Rejection, record: &mut Record) {
+    if record.has_ended() {
+        return;
+    }
+    if let Rejection::Timeout(tier) = rejection {
+        record.timed_out(*tier);
+    }
+    if matches!(rejection, Rejection::QueueTimeout { .. }) {
+        record.timed_out(Tier::Queue);
+    }
+    record.outcome(rejection.outcome(), Some(rejection.reason()));
+    record.wait_ended(if matches!(rejection, Rejection::Gone) {
+        WaitEnd::Left
+    } else {
+        WaitEnd::Answered
+    });
+}
+
+/// The client of an answer under way has gone. Called from a body's drop: only hands over.
+pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
+    let (outcome, wait) = if stalled {
+        (Outcome::ClientStalled, WaitEnd::Stalled)
+    } else {
+        (Outcome::ClientClosed, WaitEnd::Left)
+    };
+    record.outcome(outcome, None);
+    record.wait_ended(wait);
+    if stalled {
+        record.timed_out(Tier::Write);
+    }
+    if tokio::runtime::Handle::try_current().is_err() {
+        // The worker is being torn down: the exchange ends with it, the record's drop writes the line.
+        return;
+    }
+    let tasks = running.worker.tasks.clone();
+    tasks.spawn(async move {
+        if running.background {
+            read_on(running);
+        } else {
+            running.cancelled(true, &mut record);
+        }
+        record.settle();
+    });
+}
+
+/// A background response goes on by contract: read it to its end, for nobody, so that its slot is held as long as it runs. It is counted as
+/// abandoned meanwhile, and ends at the latest when the upstream falls silent.
+fn read_on(running: Running) {
+    let Running {
+        mut body,
+        held,
+        worker,
+        upstream,
+        ..
+    } = running;
+    let Held { slot, waiter, .. } = held;
+    drop(waiter);
+    if tokio::runtime::Handle::try_current().is_err() {
+        return;
+    }
+    worker.tasks.spawn(async move {
+        let silence = upstream.settings.timeouts.silence;
+        let ended = loop {
+            match tokio::time::timeout(silence, body.frame()).await {
+                Ok(Some(Ok(_))) => {}
+                Ok(None) => break Ended::Ok,
+                Ok(Some(Err(_))) | Err(_) => break Ended::Error,
+            }
+        };
+        slot.finish(ended);
+    });
+}

@@ -1,0 +1,458 @@
+//! From the response head to the first byte downstream: what came, what the client gets, and whether there is still a way back.
+//!
+//! The head is held back until the first event is there (streams) or the body is complete (short answers), for at most [`COMMIT_HOLD`]: until
+//! then a failure can still have its true status. After that the 200 stands, and a later failure is told inside the stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
+use http::{StatusCode, response};
+use tidegate_wire::{Piece, StreamScanner, Wrapped, answer_facts, wrap_error};
+use tokio::time::Instant;
+
+use super::aftermath::{self, Running};
+use super::attempt::Exchange;
+use super::body::OutBody;
+use super::deadline::{Patience, Tier};
+use super::downstream::{Downstream, Reader};
+use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
+use super::relay::{Relay, Source, Unstarted};
+use super::settle::Record;
+use super::{Generation, ModelIn, RouteFacts, Step, Worker, headers};
+use crate::admission::Held;
+use crate::upstream::Upstream;
+
+/// How long a head waits for the body that proves it. Long enough for a server that fails right after its head, short enough that
+/// no balancer or person notices.
+pub const COMMIT_HOLD: Duration = Duration::from_millis(250);
+/// A body that is complete by then and no longer than this is handed on in one piece.
+const WHOLE_BYTES: usize = 256 * 1024;
+/// Longest that an error's body may take; its status is already known and matters more.
+const ERROR_BODY_TIME: Duration = Duration::from_secs(5);
+
+const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Status and fields that go downstream; framing is added by hyper.
+#[derive(Debug)]
+pub struct Head {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+}
+
+/// What the front sends.
+#[derive(Debug)]
+pub struct Answer {
+    pub head: Head,
+    pub body: OutBody,
+}
+
+/// Everything `begin` acts on.
+#[derive(Debug)]
+pub struct Context<'a> {
+    pub worker: &'a Arc<Worker>,
+    pub generation: &'a Arc<Generation>,
+    pub upstream: &'a Arc<Upstream>,
+    pub patience: &'a Patience,
+    pub route: RouteFacts,
+    /// The client asked for a stream.
+    pub stream: bool,
+    /// A background response: it runs on by contract when the client leaves.
+    pub background: bool,
+    /// We asked for usage; the client did not.
+    pub strip_usage: bool,
+    pub downstream: Arc<Downstream>,
+    pub reader: Arc<Reader>,
+}
+
+/// Decides how the answer goes on. On an error everything that was held has been given back.
+pub(super) async fn begin(
+    context: Context<'_>,
+    exchange: Exchange,
+    held: Held,
+    record: &mut Record,
+) -> Result<Step, Rejection> {
+    let Exchange {
+        head,
+        body,
+        in_flight,
+        keep_idle,
+        ..
+    } = exchange;
+    record.head();
+    let mut running = Running::new(body, held, in_flight, keep_idle, &context);
+    let begun = if head.status.is_success() {
+        success(&context, &head, &mut running, record).await
+    } else {
+        refused(&context, &head, &mut running, record).await
+    };
+    match begun {
+        Ok(Begun::Whole(head, bytes)) => {
+            record.status(head.status.as_u16());
+            record.sent_downstream(bytes.len());
+            running.ended(WorkEnd::Complete, record);
+            record.wait_ended(WaitEnd::Answered);
+            record.phase(Phase::Done);
+            Ok(Step::Answered(Box::new(head), bytes))
+        }
+        Ok(Begun::Flowing(head, source)) => {
+            record.status(head.status.as_u16());
+            record.phase(if record.has_first_byte() {
+                Phase::Streaming
+            } else {
+                Phase::WaitingFirstEvent
+            });
+            let relay = Unstarted::new(&context, running, source);
+            Ok(Step::Relaying(Box::new(head), Box::new(relay)))
+        }
+        Err(rejection) => {
+            aftermath::gave_up(running, &rejection, record);
+            Err(rejection)
+        }
+    }
+}
+
+enum Begun {
+    Whole(Head, Bytes),
+    Flowing(Head, Source),
+}
+
+async fn success(
+    context: &Context<'_>,
+    head: &response::Parts,
+    running: &mut Running,
+    record: &mut Record,
+) -> Result<Begun, Rejection> {
+    record.phase(Phase::WaitingFirstEvent);
+    let kind = content_kind(&head.headers);
+    let encoded = head
+        .headers
+        .get(CONTENT_ENCODING)
+        .is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if kind == ContentKind::Html && context.route.model == ModelIn::Body {
+        record.outcome(Outcome::UnexpectedContentType, Some("html"));
+        return Err(Rejection::UnexpectedContent {
+            what: "an HTML page",
+        });
+    }
+    let events = kind == ContentKind::Events || (context.stream && kind != ContentKind::Html);
+    if encoded || !events || context.patience_is_head_only(head) {
+        return plain(context, head, running, record).await;
+    }
+    stream(context, head, kind, running, record).await
+}
+
+/// An answer that is passed on as bytes.
+async fn plain(
+    context: &Context<'_>,
+    head: &response::Parts,
+    running: &mut Running,
+    record: &mut Record,
+) -> Result<Begun, Rejection> {
+    let mut gathered = Vec::new();
+    let gathering = gather(context, running, record, WHOLE_BYTES, &mut gathered).await?;
+    let out = out_head(head);
+    if !gathering.complete {
+        record.outcome_if_plain(context.stream);
+        return Ok(Begun::Flowing(
+            out,
+            Source::plain(gathered, running.exact_length()),
+        ));
+    }
+    let bytes = join(gathered);
+    let facts = answer_facts(context.route.dialect, &bytes);
+    if let Some(usage) = &facts.usage {
+        record.meter.report(usage);
+    }
+    if facts.is_error {
+        record.outcome(Outcome::UpstreamError, Some("error_in_200"));
+    }
+    record.outcome(Outcome::Ok, None);
+    Ok(Begun::Whole(out, bytes))
+}
+
+/// An answer that is a stream of events, or ought to be one.
+async fn stream(
+    context: &Context<'_>,
+    head: &response::Parts,
+    kind: ContentKind,
+    running: &mut Running,
+    record: &mut Record,
+) -> Result<Begun, Rejection> {
+    let mut scanner = StreamScanner::new(
+        context.route.dialect,
+        context.generation.config.limits.event_bytes,
+    );
+    let first_event = context.upstream.settings.timeouts.first_event;
+    let hold = Instant::now() + COMMIT_HOLD;
+    let mut first: Option<Piece> = None;
+    let mut seen_any = false;
+    while first.is_none() {
+        let sniffed = kind == ContentKind::Events || seen_any;
+        let (limit, held) = match hold.checked_duration_since(Instant::now()) {
+            // Before the first byte of a mislabelled body nothing is known about it: the hold does not end there.
+            Some(left) if sniffed => (left.min(first_event), left < first_event),
+            None if sniffed => break,
+            _ => (first_event, false),
+        };
+        let frame = match context
+            .patience
+            .within(Tier::FirstEvent, limit, running.body().frame())
+            .await
+        {
+            Err(Rejection::Timeout(Tier::FirstEvent)) if held => break,
+            other => other?,
+        };
+        let data = match frame {
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(_)) => return Err(Rejection::Truncated),
+            None => {
+                first = scanner.finish();
+                break;
+            }
+        };
+        record.first_byte();
+        if !seen_any && kind != ContentKind::Events && !looks_like_events(&data) {
+            record.outcome(Outcome::UnexpectedContentType, Some("not_a_stream"));
+            return Err(Rejection::UnexpectedContent {
+                what: "something else than the event stream that was asked for",
+            });
+        }
+        seen_any = true;
+        scanner.push(data);
+        first = scanner.pop();
+    }
+    if first.is_none() && running.is_complete() {
+        return Err(Rejection::Truncated);
+    }
+    let mut out = out_head(head);
+    event_stream_headers(&mut out.headers);
+    Ok(Begun::Flowing(
+        out,
+        Source::events(scanner, first, context.strip_usage),
+    ))
+}
+
+/// Any status but success: the upstream's own words, in a shape that the client's SDK can read.
+async fn refused(
+    context: &Context<'_>,
+    head: &response::Parts,
+    running: &mut Running,
+    record: &mut Record,
+) -> Result<Begun, Rejection> {
+    if head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED {
+        return Err(Rejection::UnexpectedContent {
+            what: "a redirect, which the gateway does not follow",
+        });
+    }
+    record.outcome(Outcome::UpstreamError, Some(status_class(head.status)));
+    let limit = context.generation.config.limits.error_body_bytes;
+    let mut gathered = Vec::new();
+    let gathering = tokio::time::timeout(
+        ERROR_BODY_TIME,
+        gather(context, running, record, limit, &mut gathered),
+    )
+    .await;
+    let complete = match gathering {
+        Ok(Ok(gathering)) => gathering.complete || gathering.broken,
+        Ok(Err(rejection @ (Rejection::Gone | Rejection::Draining))) => return Err(rejection),
+        Ok(Err(_)) | Err(_) => true,
+    };
+    let mut out = out_head(head);
+    if !complete {
+        return Ok(Begun::Flowing(
+            out,
+            Source::plain(gathered, running.exact_length()),
+        ));
+    }
+    let bytes = join(gathered);
+    let content_type = head.headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    if head.headers.contains_key(CONTENT_ENCODING) || head.status == StatusCode::NOT_MODIFIED {
+        return Ok(Begun::Whole(out, bytes));
+    }
+    match wrap_error(
+        context.route.dialect,
+        head.status.as_u16(),
+        content_type,
+        &bytes,
+    ) {
+        Wrapped::AsIs => Ok(Begun::Whole(out, bytes)),
+        Wrapped::Replaced(bytes) => {
+            out.headers
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            Ok(Begun::Whole(out, bytes))
+        }
+    }
+}
+
+struct Gathering {
+    complete: bool,
+    /// Cut by an error; what came before it is there.
+    broken: bool,
+}
+
+/// Reads until the body is complete, too long, or not there in time. Success bodies that break are an error; see `refused` for the others.
+async fn gather(
+    context: &Context<'_>,
+    running: &mut Running,
+    record: &mut Record,
+    limit: usize,
+    gathered: &mut Vec<Bytes>,
+) -> Result<Gathering, Rejection> {
+    let silence = context.upstream.settings.timeouts.silence;
+    let hold = Instant::now() + COMMIT_HOLD;
+    let mut length = 0;
+    loop {
+        let left = hold.saturating_duration_since(Instant::now());
+        // The first byte may take its time: nothing has been promised yet, and a status is worth more than an early head.
+        let (limit_now, held) = if gathered.is_empty() {
+            (silence, false)
+        } else {
+            (left.min(silence), left < silence)
+        };
+        let frame = match context
+            .patience
+            .within(Tier::Silence, limit_now, running.body().frame())
+            .await
+        {
+            Err(Rejection::Timeout(Tier::Silence)) if held => {
+                return Ok(Gathering {
+                    complete: false,
+                    broken: false,
+                });
+            }
+            other => other?,
+        };
+        match frame {
+            None => {
+                return Ok(Gathering {
+                    complete: true,
+                    broken: false,
+                });
+            }
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    record.first_byte();
+                    length += data.len();
+                    gathered.push(data);
+                }
+            }
+            Some(Err(_)) if running.is_error => {
+                return Ok(Gathering {
+                    complete: false,
+                    broken: true,
+                });
+            }
+            Some(Err(_)) => return Err(Rejection::Truncated),
+        }
+        if length > limit {
+            return Ok(Gathering {
+                complete: false,
+                broken: false,
+            });
+        }
+    }
+}
+
+fn join(mut frames: Vec<Bytes>) -> Bytes {
+    if frames.len() <= 1 {
+        return frames.pop().unwrap_or_default();
+    }
+    let mut joined = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
+    frames
+        .iter()
+        .for_each(|frame| joined.extend_from_slice(frame));
+    joined.freeze()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ContentKind {
+    Events,
+    Html,
+    Other,
+}
+
+fn content_kind(headers: &HeaderMap) -> ContentKind {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .map(|v| v.as_bytes().to_ascii_lowercase())
+        .unwrap_or_default();
+    let essence = value
+        .split(|b| *b == b';')
+        .next()
+        .unwrap_or_default()
+        .trim_ascii();
+    match essence {
+        b"text/event-stream" => ContentKind::Events,
+        b"text/html" | b"application/xhtml+xml" => ContentKind::Html,
+        _ => ContentKind::Other,
+    }
+}
+
+/// A mislabelled stream still begins like one: with a field name, a comment or an empty line.
+fn looks_like_events(start: &[u8]) -> bool {
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    [&b"data"[..], b"event", b"id:", b"retry", b":", b"\n", b"\r"]
+        .iter()
+        .any(|field| {
+            let common = field.len().min(start.len());
+            common > 0 && start.get(..common) == field.get(..common)
+        })
+}
+
+fn status_class(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        429 => "status_429",
+        400..=499 => "status_4xx",
+        500..=599 => "status_5xx",
+        _ => "status_other",
+    }
+}
+
+fn out_head(head: &response::Parts) -> Head {
+    Head {
+        status: head.status,
+        headers: headers::to_downstream(&head.headers),
+    }
+}
+
+/// What keeps proxies on the way from holding events back. The upstream's own wishes are kept where they say the same.
+fn event_stream_headers(headers: &mut HeaderMap) {
+    if content_kind(headers) != ContentKind::Events {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    }
+    let uncached = headers.get(CACHE_CONTROL).is_some_and(|v| {
+        v.to_str()
+            .is_ok_and(|v| v.contains("no-cache") || v.contains("no-store"))
+    });
+    if !uncached {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    }
+    headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+}
+
+impl Context<'_> {
+    /// 204 and the like have no body to look at.
+    fn patience_is_head_only(&self, head: &response::Parts) -> bool {
+        head.status == StatusCode::NO_CONTENT || head.status == StatusCode::RESET_CONTENT
+    }
+}
+
+impl Answer {
+    pub fn whole(head: Head, bytes: Bytes) -> Self {
+        Self {
+            head,
+            body: OutBody::whole(bytes),
+        }
+    }
+
+    pub fn relaying(head: Head, relay: Relay) -> Self {
+        Self {
+            head,
+            body: OutBody::relay(Box::new(relay)),
+        }
+    }
+}

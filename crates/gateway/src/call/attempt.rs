@@ -1,0 +1,334 @@
+//! Endpoint → connection → request → response head. One exchange, or a reason why there is none.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HOST;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Request, Response, Uri};
+use hyper::body::Incoming;
+
+use super::deadline::{Patience, Tier};
+use super::outcome::{ConnectFailure, Phase, Rejection};
+use super::retry::{self, Failure, Next};
+use super::settle::Record;
+use super::upload::Upload;
+use super::{Prepared, Worker, headers};
+use crate::telemetry::metrics::UpstreamReason;
+use crate::upstream::endpoint::InFlight;
+use crate::upstream::exchange::{Http1, Http2, Link, RequestBody, UpstreamBody};
+use crate::upstream::pool::Checkout;
+use crate::upstream::{EndpointState, Upstream, connect, pick};
+
+/// A request under way, answered as far as its head.
+#[derive(Debug)]
+pub struct Exchange {
+    pub head: http::response::Parts,
+    pub body: UpstreamBody,
+    pub in_flight: InFlight,
+    /// How long the connection may be kept for another call.
+    pub keep_idle: Duration,
+    /// The endpoint's name; the request's own share of memory is already given back.
+    pub endpoint: Arc<str>,
+}
+
+/// Tries until an answer begins or trying again would not be safe.
+///
+/// # Errors
+///
+/// Why no answer began. [`Rejection::Broken`] says that the request may have run all the same.
+pub async fn until_head(
+    worker: &Arc<Worker>,
+    upstream: &Arc<Upstream>,
+    patience: &Patience,
+    mut prepared: Prepared,
+    record: &mut Record,
+) -> Result<Exchange, Rejection> {
+    let mut tried: Vec<Arc<EndpointState>> = Vec::new();
+    let mut fresh = None;
+    loop {
+        let endpoint = match fresh.take() {
+            Some(endpoint) => endpoint,
+            None => {
+                let turn = fastrand::usize(..);
+                Arc::clone(
+                    pick::pick(&upstream.endpoints, &tried, turn)
+                        .ok_or(Rejection::Connect(ConnectFailure::Unreachable))?,
+                )
+            }
+        };
+        let in_flight = endpoint.enter();
+        let only_fresh = tried
+            .last()
+            .is_some_and(|last| Arc::ptr_eq(last, &endpoint));
+        let trial = Trial {
+            worker,
+            upstream,
+            patience,
+            endpoint: &endpoint,
+        };
+        let failed = match trial.run(&mut prepared, only_fresh, record).await? {
+            Ok((response, link)) => return Ok(begun(upstream, response, link, in_flight)),
+            Err(failed) => failed,
+        };
+        tried.push(Arc::clone(&endpoint));
+        let others = upstream
+            .endpoints
+            .iter()
+            .any(|e| !tried.iter().any(|t| Arc::ptr_eq(t, e)));
+        let repeatable = matches!(prepared.upload, Upload::Whole { .. });
+        let next = retry::next(failed.failure, others, repeatable);
+        if next == Next::GiveUp {
+            return Err(failed.rejection);
+        }
+        let reason = UpstreamReason {
+            upstream: Arc::clone(&upstream.name),
+            reason: failed.rejection.reason(),
+        };
+        upstream.metrics.retries.get_or_create(&reason).inc();
+        fresh = (next == Next::Fresh).then_some(endpoint);
+    }
+}
+
+fn begun(
+    upstream: &Upstream,
+    response: Response<Incoming>,
+    link: Link,
+    in_flight: InFlight,
+) -> Exchange {
+    let (head, body) = response.into_parts();
+    let idle = upstream.settings.pool.idle;
+    // The server says when it will hang up; half a second before that the connection is no longer used.
+    let told = headers::keep_alive_seconds(&head.headers)
+        .map(|s| Duration::from_secs(s).saturating_sub(Duration::from_millis(500)));
+    Exchange {
+        keep_idle: told.map_or(idle, |told| told.min(idle)),
+        endpoint: Arc::clone(&in_flight.endpoint().authority),
+        head,
+        body: UpstreamBody::new(body, link),
+        in_flight,
+    }
+}
+
+/// A try that failed without an answer.
+struct Failed {
+    failure: Failure,
+    rejection: Rejection,
+}
+
+impl Failed {
+    fn not_connected(rejection: Rejection) -> Self {
+        Self {
+            failure: Failure::NotConnected,
+            rejection,
+        }
+    }
+}
+
+struct Trial<'a> {
+    worker: &'a Arc<Worker>,
+    upstream: &'a Arc<Upstream>,
+    patience: &'a Patience,
+    endpoint: &'a Arc<EndpointState>,
+}
+
+impl Trial<'_> {
+    /// The outer error ends the call; the inner one only this try.
+    async fn run(
+        &self,
+        prepared: &mut Prepared,
+        only_fresh: bool,
+        record: &mut Record,
+    ) -> Result<Result<(Response<Incoming>, Link), Failed>, Rejection> {
+        record.attempt(&self.endpoint.authority);
+        let pooled = if only_fresh {
+            None
+        } else {
+            self.worker.pool.checkout(self.endpoint)
+        };
+        let conn = match pooled {
+            Some(conn) => conn,
+            None => match self.open(record).await? {
+                Ok(conn) => conn,
+                Err(failed) => return Ok(Err(failed)),
+            },
+        };
+        record.phase(Phase::WaitingHead);
+        let request = self.request(prepared, &conn)?;
+        record.sent();
+        self.exchange(conn, request).await
+    }
+
+    async fn exchange(
+        &self,
+        conn: Checkout,
+        request: Request<RequestBody>,
+    ) -> Result<Result<(Response<Incoming>, Link), Failed>, Rejection> {
+        let limit = self.upstream.settings.timeouts.response_head;
+        let (sent, link, reused) = match conn {
+            Checkout::Http1(mut conn) => {
+                let sent = self
+                    .patience
+                    .within(Tier::ResponseHead, limit, conn.send(request))
+                    .await?;
+                let reused = conn.reused;
+                (sent, Link::Http1(conn), reused)
+            }
+            Checkout::Http2(mut place) => {
+                let sent = self
+                    .patience
+                    .within(Tier::ResponseHead, limit, place.conn.send(request))
+                    .await?;
+                (sent, Link::Http2(place), true)
+            }
+        };
+        Ok(sent.map(|response| (response, link)).map_err(|failed| {
+            tracing::debug!(error = %failed.error, endpoint = %self.endpoint.authority, reused, unsent = failed.unsent, "no answer");
+            let failure = Failure::Broke { reused, unsent: failed.unsent };
+            Failed { failure, rejection: Rejection::Broken }
+        }))
+    }
+
+    fn request(
+        &self,
+        prepared: &mut Prepared,
+        conn: &Checkout,
+    ) -> Result<Request<RequestBody>, Rejection> {
+        let body = match &mut prepared.upload {
+            Upload::Whole { body, .. } => {
+                RequestBody::Whole((!body.is_empty()).then(|| body.clone()))
+            }
+            once => once.take_streamed(),
+        };
+        let address = &self.endpoint.address;
+        let target = format!("{}{}", address.base_path, prepared.path_and_query);
+        let target = PathAndQuery::try_from(target)
+            .map_err(|_| Rejection::BadPath("it is not a valid request target"))?;
+        let mut request = Request::new(body);
+        *request.method_mut() = prepared.method.clone();
+        *request.headers_mut() = prepared.headers.clone();
+        match conn {
+            Checkout::Http1(_) => {
+                *request.uri_mut() = Uri::from(target);
+                let host = HeaderValue::try_from(&*self.endpoint.authority)
+                    .map_err(|_| Rejection::Internal)?;
+                request.headers_mut().insert(HOST, host);
+            }
+            Checkout::Http2(_) => {
+                *request.version_mut() = http::Version::HTTP_2;
+                let mut parts = http::uri::Parts::default();
+                parts.scheme = Some(if address.tls {
+                    Scheme::HTTPS
+                } else {
+                    Scheme::HTTP
+                });
+                parts.authority = Some(
+                    Authority::try_from(&*self.endpoint.authority)
+                        .map_err(|_| Rejection::Internal)?,
+                );
+                parts.path_and_query = Some(target);
+                *request.uri_mut() = Uri::from_parts(parts).map_err(|_| Rejection::Internal)?;
+            }
+        }
+        Ok(request)
+    }
+
+    /// Opens a connection for this call: permit, TCP, TLS, each under its own tier.
+    async fn open(&self, record: &mut Record) -> Result<Result<Checkout, Failed>, Rejection> {
+        let timeouts = &self.upstream.settings.timeouts;
+        record.phase(Phase::Pool);
+        let permit = self
+            .patience
+            .within(
+                Tier::Pool,
+                timeouts.pool,
+                self.worker.pool.permit(self.endpoint),
+            )
+            .await?;
+        let Some(permit) = permit else {
+            return Err(Rejection::Internal);
+        };
+        record.phase(Phase::Connecting);
+        let tcp = self
+            .patience
+            .within(
+                Tier::Connect,
+                timeouts.connect,
+                connect::tcp(self.endpoint, self.worker.tcp),
+            )
+            .await;
+        let tcp = match self.connected(tcp, connect_failure)? {
+            Ok(tcp) => tcp,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let tls = self
+            .patience
+            .within(
+                Tier::Tls,
+                timeouts.tls,
+                connect::tls(self.upstream, self.endpoint, tcp, permit),
+            )
+            .await;
+        let (io, http2) = match self.connected(tls, |_| ConnectFailure::Tls)? {
+            Ok(done) => done,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        self.endpoint.restore();
+        let buffer = self.worker.stream_buffer_bytes;
+        if !http2 {
+            let conn = Http1::new(io, Arc::clone(self.endpoint), buffer)
+                .await
+                .map_err(|_| Rejection::Broken)?;
+            return Ok(Ok(Checkout::Http1(Box::new(conn))));
+        }
+        let drivers = self.worker.drivers.clone();
+        let shake = Http2::new(io, buffer, move |driver| {
+            drivers.spawn(driver);
+        });
+        let shake = self.patience.within(Tier::Tls, timeouts.tls, shake).await?;
+        let conn = shake.map_err(|_| Rejection::Connect(ConnectFailure::Unreachable))?;
+        let place = self
+            .worker
+            .pool
+            .share(self.endpoint, conn, self.upstream.settings.pool.idle);
+        Ok(Ok(Checkout::Http2(place)))
+    }
+
+    /// Sorts a connecting step's result: done, this endpoint failed (it is left out for a while), or the call is over.
+    fn connected<T>(
+        &self,
+        step: Result<io::Result<T>, Rejection>,
+        failure: impl FnOnce(&io::Error) -> ConnectFailure,
+    ) -> Result<Result<T, Failed>, Rejection> {
+        let rejection = match step {
+            Ok(Ok(done)) => return Ok(Ok(done)),
+            Ok(Err(error)) => {
+                let failure = failure(&error);
+                tracing::warn!(%error, upstream = %self.upstream.name, endpoint = %self.endpoint.authority, "cannot connect");
+                Rejection::Connect(failure)
+            }
+            Err(timeout @ Rejection::Timeout(Tier::Connect | Tier::Tls)) => timeout,
+            Err(over) => return Err(over),
+        };
+        let reason = UpstreamReason {
+            upstream: Arc::clone(&self.upstream.name),
+            reason: rejection.reason(),
+        };
+        self.upstream
+            .metrics
+            .upstream_connect_errors
+            .get_or_create(&reason)
+            .inc();
+        self.endpoint.eject(self.upstream.settings.pool.eject);
+        Ok(Err(Failed::not_connected(rejection)))
+    }
+}
+
+fn connect_failure(error: &io::Error) -> ConnectFailure {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
+        io::ErrorKind::NotFound => ConnectFailure::Lookup,
+        _ => ConnectFailure::Unreachable,
+    }
+}

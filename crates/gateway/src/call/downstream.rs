@@ -1,0 +1,135 @@
+//! What a call may know of the client connection it came on. Written by `serve`, read by the relay.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+
+/// One client connection.
+#[derive(Debug)]
+pub struct Downstream {
+    pub peer: SocketAddr,
+    pub http2: bool,
+    active: AtomicUsize,
+    entered: AtomicU64,
+    stalled: AtomicBool,
+    flushes: AtomicU64,
+    awaited: AtomicBool,
+    flush_wakers: Mutex<Vec<Waker>>,
+}
+
+impl Downstream {
+    pub fn new(peer: SocketAddr, http2: bool) -> Self {
+        Self {
+            peer,
+            http2,
+            active: AtomicUsize::new(0),
+            entered: AtomicU64::new(0),
+            stalled: AtomicBool::new(false),
+            flushes: AtomicU64::new(0),
+            awaited: AtomicBool::new(false),
+            flush_wakers: Mutex::default(),
+        }
+    }
+
+    /// Requests on this connection whose answer is not complete.
+    pub fn active(&self) -> usize {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Requests begun on this connection.
+    pub fn entered(&self) -> u64 {
+        self.entered.load(Ordering::Relaxed)
+    }
+
+    /// Counts one request until the guard is dropped.
+    pub fn enter(self: &std::sync::Arc<Self>) -> Active {
+        self.active.fetch_add(1, Ordering::Relaxed);
+        self.entered.fetch_add(1, Ordering::Relaxed);
+        Active(std::sync::Arc::clone(self))
+    }
+
+    /// The client took no byte for too long; the connection is about to be closed for it.
+    pub fn set_stalled(&self) {
+        self.stalled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// Everything written so far has been taken by the kernel.
+    pub fn flushed(&self) {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        if !self.awaited.load(Ordering::Relaxed) {
+            return;
+        }
+        self.awaited.store(false, Ordering::Relaxed);
+        let wakers = std::mem::take(
+            &mut *self
+                .flush_wakers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::Relaxed)
+    }
+
+    /// Wakes `waker` at the next flush.
+    pub fn on_flush(&self, waker: &Waker) {
+        self.flush_wakers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(waker.clone());
+        self.awaited.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A request under way on a connection.
+#[derive(Debug)]
+pub struct Active(std::sync::Arc<Downstream>);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The reading side of one request on a connection, for HTTP/2, where one stream can stop being read while the others go on.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// A frame was handed over and the next has not been asked for.
+    behind: AtomicBool,
+    stalled: AtomicBool,
+    handed: AtomicU64,
+}
+
+impl Reader {
+    pub fn handed(&self) {
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        self.behind.store(true, Ordering::Relaxed);
+    }
+
+    pub fn asked(&self) {
+        self.behind.store(false, Ordering::Relaxed);
+    }
+
+    /// How many frames were handed over, if the last one is still in the way.
+    pub fn behind(&self) -> Option<u64> {
+        self.behind
+            .load(Ordering::Relaxed)
+            .then(|| self.handed.load(Ordering::Relaxed))
+    }
+
+    pub fn set_stalled(&self) {
+        self.stalled.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+}

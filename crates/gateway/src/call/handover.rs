@@ -1,0 +1,139 @@
+//! A call whose waiter leaves before its answer began goes on in a task of its own.
+//!
+//! hyper drops a service's future when the client is gone (HTTP/1: FIN or RST; HTTP/2: RST_STREAM or a lost connection). Dropping the
+//! call there would drop the slot with it and leave its record unwritten. [`Handover`] moves the future, as it is, into a tracked task and
+//! marks the waiter as gone; the call sees the mark in whatever wait it is in and ends itself along the same line as always.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use tokio_util::task::TaskTracker;
+
+/// Whether the waiter has left.
+#[derive(Debug, Default)]
+pub struct Gone(AtomicBool);
+
+impl Gone {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Ready once the waiter has left. Needs no waker: the mark is set right before the call is polled by its new task.
+    pub fn wait(&self) -> impl Future<Output = ()> + '_ {
+        std::future::poll_fn(|_| {
+            if self.is_set() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+}
+
+/// A boxed call in the hands of the connection that waits for it.
+pub struct Handover<T: 'static> {
+    call: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    gone: Arc<Gone>,
+    tasks: TaskTracker,
+}
+
+impl<T: 'static> std::fmt::Debug for Handover<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handover")
+            .field("gone", &self.gone)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> Handover<T> {
+    pub fn new(
+        call: impl Future<Output = T> + Send + 'static,
+        gone: Arc<Gone>,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self {
+            call: Some(Box::pin(call)),
+            gone,
+            tasks,
+        }
+    }
+}
+
+impl<T: 'static> Future for Handover<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(call) = &mut self.call else {
+            return Poll::Pending;
+        };
+        let polled = call.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.call = None;
+        }
+        polled
+    }
+}
+
+impl<T: 'static> Drop for Handover<T> {
+    fn drop(&mut self) {
+        let Some(call) = self.call.take() else { return };
+        self.gone.set();
+        // Outside a runtime (a worker that is being torn down) the call is dropped; its record's own drop still writes it.
+        if tokio::runtime::Handle::try_current().is_ok() && !std::thread::panicking() {
+            self.tasks.spawn(Forget(call));
+        }
+    }
+}
+
+/// Runs a call whose result nobody will see.
+struct Forget<T>(Pin<Box<dyn Future<Output = T> + Send>>);
+
+impl<T> Future for Forget<T> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn a_dropped_call_goes_on_and_knows_it() {
+        let gone = Arc::new(Gone::default());
+        let tasks = TaskTracker::new();
+        let (tell, told) = oneshot::channel();
+        let seen = Arc::clone(&gone);
+        let call = async move {
+            seen.wait().await;
+            let _ = tell.send(());
+        };
+        let mut handover = Handover::new(call, gone, tasks.clone());
+        assert!(
+            std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut handover).poll(cx)))
+                .await
+                .is_pending()
+        );
+        drop(handover);
+        told.await.expect("the call ran on");
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    #[tokio::test]
+    async fn a_finished_call_is_not_spawned() {
+        let tasks = TaskTracker::new();
+        let handover = Handover::new(async { 7 }, Arc::default(), tasks.clone());
+        assert_eq!(handover.await, 7);
+        assert!(tasks.is_empty());
+    }
+}

@@ -1,0 +1,187 @@
+//! Which header fields cross, in which direction.
+
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+    REFERER, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+
+use crate::config::{AuthStyle, Config, Upstream};
+
+/// Fields that belong to one connection (RFC 9110 §7.6.1), besides those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Request fields that are never forwarded: they are about the client and the gateway, not about the model server.
+const PRIVATE_REQUEST: [HeaderName; 13] = [
+    HOST,
+    CONTENT_LENGTH,
+    EXPECT,
+    COOKIE,
+    ACCEPT_ENCODING,
+    ORIGIN,
+    REFERER,
+    FORWARDED,
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-forwarded-host"),
+    HeaderName::from_static("x-forwarded-proto"),
+    HeaderName::from_static("x-real-ip"),
+    HeaderName::from_static("http2-settings"),
+];
+
+/// Answer fields that are never forwarded: cookies and places of an inner host mean nothing to the client, CORS is the gateway's own.
+const PRIVATE_ANSWER: [HeaderName; 9] = [
+    SET_COOKIE,
+    LOCATION,
+    http::header::ALT_SVC,
+    http::header::ACCESS_CONTROL_ALLOW_ORIGIN,
+    http::header::ACCESS_CONTROL_ALLOW_METHODS,
+    http::header::ACCESS_CONTROL_ALLOW_HEADERS,
+    http::header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
+    http::header::ACCESS_CONTROL_EXPOSE_HEADERS,
+    http::header::ACCESS_CONTROL_MAX_AGE,
+];
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const API_KEY: HeaderName = HeaderName::from_static("api-key");
+
+fn without_hop_by_hop(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    for name in named_by_connection(headers) {
+        kept.remove(name);
+    }
+    for name in &HOP_BY_HOP {
+        kept.remove(name);
+    }
+    kept
+}
+
+fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> + '_ {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|b| *b == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+}
+
+/// The request's fields as they go upstream.
+///
+/// Credentials: if the gateway holds the upstream's key, or has client keys of its own, the client's never cross. Otherwise the gateway
+/// has no part in them and they pass. The upstream is asked for `identity`: a compressed stream could not be read or added to.
+pub fn to_upstream(headers: &HeaderMap, config: &Config, upstream: &Upstream) -> HeaderMap {
+    let mut sent = without_hop_by_hop(headers);
+    for name in &PRIVATE_REQUEST {
+        sent.remove(name);
+    }
+    if upstream.api_key.is_some() || !config.keys.is_empty() {
+        for name in [AUTHORIZATION, X_API_KEY, API_KEY] {
+            sent.remove(name);
+        }
+    }
+    if let Some(key) = &upstream.api_key {
+        put_key(&mut sent, upstream.auth, key.expose());
+    }
+    sent.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    sent
+}
+
+fn put_key(headers: &mut HeaderMap, style: AuthStyle, key: &str) {
+    let (name, value) = match style {
+        AuthStyle::Bearer => (
+            AUTHORIZATION,
+            HeaderValue::try_from(format!("Bearer {key}")),
+        ),
+        AuthStyle::XApiKey => (X_API_KEY, HeaderValue::try_from(key)),
+    };
+    // A key that cannot be a header value is refused when the configuration is read.
+    if let Ok(mut value) = value {
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+}
+
+/// The answer's fields as they go downstream, without its framing.
+pub fn to_downstream(headers: &HeaderMap) -> HeaderMap {
+    let mut sent = without_hop_by_hop(headers);
+    sent.remove(CONTENT_LENGTH);
+    for name in &PRIVATE_ANSWER {
+        sent.remove(name);
+    }
+    sent
+}
+
+/// `Keep-Alive: timeout=N`, in seconds.
+pub fn keep_alive_seconds(headers: &HeaderMap) -> Option<u64> {
+    let value = headers.get("keep-alive")?.to_str().ok()?;
+    value
+        .split(',')
+        .find_map(|part| part.trim().strip_prefix("timeout=")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in fields {
+            map.append(
+                HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                value.parse().unwrap(),
+            );
+        }
+        map
+    }
+
+    #[test]
+    fn fields_named_by_connection_do_not_cross_either_way() {
+        let fields = map(&[
+            ("connection", "close, x-secret-hop"),
+            ("x-secret-hop", "1"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("x-kept", "1"),
+        ]);
+        for crossed in [to_downstream(&fields), without_hop_by_hop(&fields)] {
+            assert_eq!(crossed, map(&[("x-kept", "1")]));
+        }
+    }
+
+    #[test]
+    fn answers_keep_rate_limit_and_id_fields_and_lose_cookies() {
+        let fields = map(&[
+            ("x-ratelimit-remaining-requests", "5"),
+            ("x-request-id", "r"),
+            ("retry-after-ms", "300"),
+            ("set-cookie", "a=b"),
+            ("location", "http://inner/"),
+        ]);
+        let crossed = to_downstream(&fields);
+        assert_eq!(
+            crossed,
+            map(&[
+                ("x-ratelimit-remaining-requests", "5"),
+                ("x-request-id", "r"),
+                ("retry-after-ms", "300")
+            ])
+        );
+    }
+
+    #[test]
+    fn keep_alive_timeout_is_read() {
+        assert_eq!(
+            keep_alive_seconds(&map(&[("keep-alive", "timeout=5, max=100")])),
+            Some(5)
+        );
+        assert_eq!(keep_alive_seconds(&map(&[("keep-alive", "max=1")])), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Asking an upstream what it serves. No slot: it is no work for a model, and must answer while all slots are taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, StatusCode};
+use tidegate_wire::{ModelEntry, parse_models};
+
+use super::attempt;
+use super::deadline::{Patience, Tier};
+use super::handover::Gone;
+use super::outcome::Rejection;
+use super::settle::Record;
+use super::upload::Upload;
+use super::{Caller, Generation, Prepared, Worker, headers};
+use crate::upstream::Upstream;
+
+/// Longest that a list may take: a person waits for it.
+const LIST_TIME: Duration = Duration::from_secs(5);
+/// Longest list that is read.
+const LIST_BYTES: usize = 4 * 1024 * 1024;
+
+/// # Errors
+///
+/// The upstream cannot be reached or does not answer with a list.
+pub async fn fetch(
+    caller: &Caller,
+    worker: &Arc<Worker>,
+    generation: &Generation,
+    upstream: &Arc<Upstream>,
+    gone: Arc<Gone>,
+) -> Result<Vec<ModelEntry>, Rejection> {
+    let patience = Patience::new(gone, caller.cut.clone());
+    let body = patience
+        .within(
+            Tier::ResponseHead,
+            LIST_TIME,
+            read(caller, worker, generation, upstream, &patience),
+        )
+        .await??;
+    parse_models(&body).map_err(|_| Rejection::UnexpectedContent {
+        what: "something else than a list of models",
+    })
+}
+
+async fn read(
+    caller: &Caller,
+    worker: &Arc<Worker>,
+    generation: &Generation,
+    upstream: &Arc<Upstream>,
+    patience: &Patience,
+) -> Result<Bytes, Rejection> {
+    let prepared = Prepared {
+        method: Method::GET,
+        path_and_query: "/v1/models".to_owned(),
+        headers: headers::to_upstream(&HeaderMap::new(), &generation.config, &upstream.settings),
+        upload: Upload::none(),
+    };
+    let mut record = Record::unwritten(caller);
+    let mut exchange =
+        attempt::until_head(worker, upstream, patience, prepared, &mut record).await?;
+    if exchange.head.status != StatusCode::OK {
+        return Err(Rejection::UnexpectedContent {
+            what: "no list of models",
+        });
+    }
+    let mut read = BytesMut::new();
+    while let Some(frame) = exchange.body.frame().await {
+        let data = frame
+            .map_err(|_| Rejection::Truncated)?
+            .into_data()
+            .unwrap_or_default();
+        if read.len() + data.len() > LIST_BYTES {
+            return Err(Rejection::UnexpectedContent {
+                what: "too long a list of models",
+            });
+        }
+        read.extend_from_slice(&data);
+    }
+    if let Some(conn) = exchange.body.into_idle() {
+        worker.pool.put(conn, exchange.keep_idle);
+    }
+    Ok(read.freeze())
+}

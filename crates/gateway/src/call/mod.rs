@@ -1,0 +1,356 @@
+//! One call, from an authenticated request to its settlement. THE STRAIGHT LINE is [`run`].
+//!
+//! A **call** is work, a **waiter** is somebody interested in it; they end at different times. The call owns the slot and the upstream
+//! exchange; the waiter owns the place in the queue and the downstream connection. [`handover`] keeps a call alive whose waiter went
+//! before its answer began, [`relay`] carries an answer, [`aftermath`] ends what a leaving client left behind, [`settle`] writes the one
+//! record. This module is the only one that composes the floor below (admission, upstream, usage, auth); it never chooses a status code.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+use hyper::body::Incoming;
+use tidegate_wire::{Dialect, Edit, Peek, peek, splice};
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+
+use crate::admission::{self, Held, Shed};
+use crate::auth::{Keys, Principal};
+use crate::config::{Config, Timeouts};
+use crate::signal::Signal;
+use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::Upstream;
+use crate::upstream::connect::TcpOptions;
+use crate::upstream::pool::Pool;
+use crate::upstream::route::{Routes, Target};
+
+pub mod aftermath;
+pub mod answer;
+pub mod attempt;
+pub mod body;
+pub mod deadline;
+pub mod downstream;
+pub mod handover;
+pub mod headers;
+pub mod listing;
+pub mod outcome;
+pub mod relay;
+pub mod retry;
+pub mod settle;
+pub mod upload;
+
+pub use answer::Answer;
+pub use outcome::Rejection;
+
+use deadline::{Patience, Tier};
+use downstream::{Downstream, Reader};
+use handover::Gone;
+use outcome::Phase;
+use settle::Record;
+use upload::{BodyBudget, Upload};
+
+/// One configuration generation, ready to serve. A call takes one at its start and keeps it.
+#[derive(Debug)]
+pub struct Generation {
+    pub number: u64,
+    pub config: Config,
+    pub routes: Routes,
+    pub keys: Keys,
+}
+
+/// What every call needs and none owns.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    pub generations: watch::Receiver<Arc<Generation>>,
+    pub metrics: Arc<Metrics>,
+    pub access_log: AccessLog,
+    pub bodies: Arc<BodyBudget>,
+    /// Fires at the drain deadline: what still waits or streams is told and ended.
+    pub cut: Signal,
+}
+
+/// The thread a call runs on: its connections to upstreams and its background tasks.
+#[derive(Debug)]
+pub struct Worker {
+    pub id: u32,
+    pub pool: Arc<Pool>,
+    pub tasks: TaskTracker,
+    /// Drivers of shared HTTP/2 connections: they end with the worker, nothing waits for them.
+    pub drivers: TaskTracker,
+    pub tcp: TcpOptions,
+    pub stream_buffer_bytes: usize,
+}
+
+/// What the front knows about a route; the call acts on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteFacts {
+    /// Bounded name for metrics.
+    pub name: &'static str,
+    pub dialect: Dialect,
+    pub model: ModelIn,
+    /// Answers may be OpenAI chat or completion streams, where usage can be asked for.
+    pub can_ask_usage: bool,
+}
+
+/// Where a request says which model it wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelIn {
+    /// In its body, which must be a JSON object.
+    Body,
+    /// In its body, if that happens to be a JSON object.
+    BodyIfJson,
+    /// Nowhere: it goes to the default upstream.
+    Nowhere,
+}
+
+/// An authenticated request.
+#[derive(Debug)]
+pub struct Ask {
+    pub id: Arc<str>,
+    pub route: RouteFacts,
+    pub method: Method,
+    /// Checked by the front: absolute, no dot segments.
+    pub path_and_query: String,
+    pub headers: HeaderMap,
+    pub body: Incoming,
+    pub principal: Principal,
+    pub downstream: Arc<Downstream>,
+    pub reader: Arc<Reader>,
+    pub gone: Arc<Gone>,
+    pub generation: Arc<Generation>,
+}
+
+/// A call that ended before an answer began: why, and its record, still to be settled with the status that the front chooses.
+#[derive(Debug)]
+pub struct Refused {
+    pub rejection: Rejection,
+    pub record: Box<Record>,
+}
+
+/// What goes upstream, the same for every attempt.
+#[derive(Debug)]
+pub struct Prepared {
+    pub method: Method,
+    pub path_and_query: String,
+    pub headers: HeaderMap,
+    pub upload: Upload,
+}
+
+/// Runs one call up to the first byte of its answer; the answer's body carries it from there.
+///
+/// # Cancel safety
+///
+/// Not meant to be dropped: wrap it in [`handover::Handover`], which lets it go on when its waiter leaves.
+///
+/// # Errors
+///
+/// Everything that ends a call before its answer begins.
+pub async fn run(caller: &Caller, worker: &Arc<Worker>, ask: Ask) -> Result<Answer, Refused> {
+    let mut record = Box::new(Record::begin(caller, &ask));
+    match line(caller, worker, ask, &mut record).await {
+        Ok(Step::Answered(head, bytes)) => {
+            record.settle();
+            Ok(Answer::whole(*head, bytes))
+        }
+        Ok(Step::Relaying(head, relay)) => Ok(Answer::relaying(*head, relay.start(record))),
+        Err(rejection) => Err(Refused { rejection, record }),
+    }
+}
+
+/// How an admitted call goes on after its line.
+enum Step {
+    Answered(Box<answer::Head>, Bytes),
+    Relaying(Box<answer::Head>, Box<relay::Unstarted>),
+}
+
+/// body → peek → route → admit → attempt … head → commit.
+async fn line(
+    caller: &Caller,
+    worker: &Arc<Worker>,
+    ask: Ask,
+    record: &mut Record,
+) -> Result<Step, Rejection> {
+    let Ask {
+        route,
+        method,
+        path_and_query,
+        headers,
+        body,
+        downstream,
+        reader,
+        gone,
+        generation,
+        ..
+    } = ask;
+    let patience = Patience::new(gone, caller.cut.clone());
+
+    record.phase(Phase::Body);
+    room_for_body(&generation.routes, &headers)?;
+    let received = upload::receive(caller, &generation, &patience, route, (&headers, body)).await?;
+    record.received(&received);
+
+    let (target, peek) = find_target(&generation.routes, route, &received)?;
+    record.routed(&target, peek.as_ref());
+    let upstream = Arc::clone(target.upstream);
+    let stream = peek.as_ref().is_some_and(|p| p.stream);
+    let background = peek.as_ref().is_some_and(|p| p.background);
+    let strip_usage = upstream.settings.ask_usage
+        && route.can_ask_usage
+        && stream
+        && peek.as_ref().is_some_and(|p| p.include_usage != Some(true));
+    let upload = edit(received, &target, peek.as_ref(), strip_usage);
+
+    record.phase(Phase::Queued);
+    let patience = patience.with_total(upstream.settings.timeouts.total);
+    let held = admit(&upstream, &patience, record, upload.len())
+        .await
+        .inspect_err(|why| aftermath::note(why, record))?;
+    record.admitted(held.queued_for);
+
+    let patience = if background {
+        patience.without_waiter()
+    } else {
+        patience
+    };
+    let headers = headers::to_upstream(&headers, &generation.config, &upstream.settings);
+    let prepared = Prepared {
+        method,
+        path_and_query,
+        headers,
+        upload,
+    };
+    let exchange = match attempt::until_head(worker, &upstream, &patience, prepared, record).await {
+        Ok(exchange) => exchange,
+        Err(rejection) => {
+            aftermath::never_answered(&upstream, held, &rejection, record);
+            return Err(rejection);
+        }
+    };
+
+    let context = answer::Context {
+        worker,
+        generation: &generation,
+        upstream: &upstream,
+        patience: &patience,
+        route,
+        stream,
+        background,
+        strip_usage,
+        downstream,
+        reader,
+    };
+    answer::begin(context, exchange, held, record).await
+}
+
+/// Refuses before a byte of the body is read, if every upstream would turn the request away.
+fn room_for_body(routes: &Routes, headers: &HeaderMap) -> Result<(), Rejection> {
+    let bytes = upload::announced(headers).unwrap_or(0);
+    let limiters = routes.upstreams().iter().map(|u| &u.limiter);
+    admission::would_shed(limiters, bytes).map_or(Ok(()), |shed| Err(shed.into()))
+}
+
+/// Queue → slot. A client that leaves while it is queued never touches the upstream.
+async fn admit(
+    upstream: &Upstream,
+    patience: &Patience,
+    record: &Record,
+    bytes: u64,
+) -> Result<Held, Rejection> {
+    let mut place = admission::offer(&upstream.limiter, record.id(), bytes)?;
+    match patience
+        .within(Tier::Queue, upstream.settings.timeouts.queue, &mut place)
+        .await
+    {
+        Ok(Ok(started)) => Ok(started.into()),
+        Ok(Err(_closed)) => Err(Rejection::Draining),
+        Err(Rejection::Timeout(tier)) => {
+            let retry_after = place.retry_after();
+            // The slot may have been granted in the same instant: then it is taken.
+            match place.expire() {
+                Some(started) => Ok(started.into()),
+                None if tier == Tier::Queue => Err(Rejection::QueueTimeout { retry_after }),
+                None => Err(Rejection::Timeout(tier)),
+            }
+        }
+        Err(over) => Err(over),
+    }
+}
+
+impl From<Shed> for Rejection {
+    fn from(shed: Shed) -> Self {
+        match shed {
+            Shed::QueueFull { retry_after } => Self::QueueFull { retry_after },
+            Shed::LeftoverFull { retry_after } => Self::LeftoverFull { retry_after },
+            Shed::Closed => Self::Closed,
+        }
+    }
+}
+
+fn find_target<'a>(
+    routes: &'a Routes,
+    route: RouteFacts,
+    received: &Upload,
+) -> Result<(Target<'a>, Option<Peek>), Rejection> {
+    let default = || routes.default_target().ok_or(Rejection::Internal);
+    let body = match received {
+        Upload::Whole { body, .. } if route.model != ModelIn::Nowhere => body,
+        _ => return Ok((default()?, None)),
+    };
+    let peek = match (peek(body, route.dialect), route.model) {
+        (Ok(peek), _) => peek,
+        (Err(_), ModelIn::BodyIfJson) => return Ok((default()?, None)),
+        (Err(error), _) => return Err(Rejection::MalformedBody(error)),
+    };
+    let target = match &peek.model {
+        Some(model) => routes
+            .find(model)
+            .ok_or_else(|| Rejection::UnknownModel(model.chars().take(128).collect()))?,
+        None => default()?,
+    };
+    Ok((target, Some(peek)))
+}
+
+/// The few bytes that we change: the model's name upstream, and the wish for usage.
+fn edit(received: Upload, target: &Target<'_>, peek: Option<&Peek>, ask_usage: bool) -> Upload {
+    let (Upload::Whole { body, lease }, Some(peek)) = (&received, peek) else {
+        return received;
+    };
+    let model = target.model.map(Edit::Model);
+    let usage = ask_usage.then_some(Edit::IncludeUsage);
+    let edits: Vec<Edit<'_>> = model.into_iter().chain(usage).collect();
+    if edits.is_empty() {
+        return received;
+    }
+    let body: Bytes = splice(body, peek, &edits);
+    Upload::Whole {
+        body,
+        lease: Arc::clone(lease),
+    }
+}
+
+impl Caller {
+    /// The running configuration.
+    pub fn generation(&self) -> Arc<Generation> {
+        Arc::clone(&self.generations.borrow())
+    }
+}
+
+impl Generation {
+    /// The tiers that hold before an upstream is known: those of the default upstream.
+    pub fn timeouts(&self) -> Timeouts {
+        self.config
+            .upstreams
+            .get(self.config.default_upstream)
+            .map(|u| u.timeouts.clone())
+            .unwrap_or_default()
+    }
+}
+
+pub(crate) fn dialect_name(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenAi => "openai",
+        Dialect::Responses => "responses",
+        Dialect::Anthropic => "anthropic",
+    }
+}

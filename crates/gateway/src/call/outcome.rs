@@ -1,0 +1,240 @@
+//! How a call can end. Closed sets: each call is in exactly one outcome.
+
+use std::time::Duration;
+
+use tidegate_wire::PeekError;
+
+use super::deadline::Tier;
+
+/// What a call was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Accepted,
+    Body,
+    Queued,
+    Pool,
+    Connecting,
+    Sending,
+    WaitingHead,
+    WaitingFirstEvent,
+    Streaming,
+    Done,
+}
+
+impl Phase {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Body => "body",
+            Self::Queued => "queued",
+            Self::Pool => "pool",
+            Self::Connecting => "connecting",
+            Self::Sending => "sending",
+            Self::WaitingHead => "waiting_head",
+            Self::WaitingFirstEvent => "waiting_first_event",
+            Self::Streaming => "streaming",
+            Self::Done => "done",
+        }
+    }
+}
+
+/// The one outcome of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The answer was complete.
+    Ok,
+    /// The upstream answered with an error status, or with an error inside its stream.
+    UpstreamError,
+    /// The upstream's answer was cut.
+    UpstreamTruncated,
+    /// The upstream could not be reached, or broke before its answer began.
+    UpstreamFailed,
+    /// The answer was not what was asked for (JSON for a stream, HTML, …).
+    UnexpectedContentType,
+    /// The client left.
+    ClientClosed,
+    /// The client stopped reading.
+    ClientStalled,
+    /// A tier's limit was reached.
+    TimedOut,
+    /// The gateway refused the call.
+    Refused,
+    /// The gateway shut down.
+    Drained,
+    /// A defect of ours.
+    Internal,
+}
+
+impl Outcome {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::UpstreamError => "upstream_error",
+            Self::UpstreamTruncated => "upstream_truncated",
+            Self::UpstreamFailed => "upstream_failed",
+            Self::UnexpectedContentType => "unexpected_content_type",
+            Self::ClientClosed => "client_closed",
+            Self::ClientStalled => "client_stalled",
+            Self::TimedOut => "timeout",
+            Self::Refused => "refused",
+            Self::Drained => "drained",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+/// Why the wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// The client has its answer, or the error that was one.
+    Answered,
+    Left,
+    Stalled,
+    /// The answer was cut off with an error.
+    Failed,
+}
+
+impl WaitEnd {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Left => "left",
+            Self::Stalled => "stalled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Why the upstream's work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkEnd {
+    /// It never began.
+    None,
+    /// The server finished it.
+    Complete,
+    /// We closed the exchange; the server is held to have stopped after the upstream's `settle` time.
+    Cancelled,
+    /// The server or the connection failed.
+    Failed,
+}
+
+impl WorkEnd {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Complete => "complete",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Why a connection to an endpoint could not be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectFailure {
+    Refused,
+    Lookup,
+    Unreachable,
+    Tls,
+}
+
+impl ConnectFailure {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Lookup => "lookup",
+            Self::Unreachable => "unreachable",
+            Self::Tls => "tls",
+        }
+    }
+}
+
+/// Why a request got no answer from an upstream. The front turns each into its status and words.
+#[derive(Debug)]
+pub enum Rejection {
+    // The request.
+    MalformedBody(PeekError),
+    BodyTooLarge {
+        limit: usize,
+    },
+    BodyBroken,
+    UnknownModel(String),
+    NotFound,
+    MethodNotAllowed {
+        allow: &'static str,
+    },
+    BadPath(&'static str),
+    KeyMissing,
+    KeyUnknown,
+    OriginNotAllowed,
+    // Load.
+    QueueFull {
+        retry_after: Duration,
+    },
+    QueueTimeout {
+        retry_after: Duration,
+    },
+    LeftoverFull {
+        retry_after: Duration,
+    },
+    Closed,
+    BodiesFull,
+    Draining,
+    // Waiting and the upstream.
+    Timeout(Tier),
+    Connect(ConnectFailure),
+    /// The connection broke after the request was sent and before an answer began: it may have run.
+    Broken,
+    /// The answer broke before its first byte was handed on.
+    Truncated,
+    UnexpectedContent {
+        what: &'static str,
+    },
+    /// Nobody is there to be told.
+    Gone,
+    Internal,
+}
+
+impl Rejection {
+    /// Bounded name for metrics and the log.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::MalformedBody(_) => "malformed_body",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::BodyBroken => "body_broken",
+            Self::UnknownModel(_) => "unknown_model",
+            Self::NotFound => "not_found",
+            Self::MethodNotAllowed { .. } => "method_not_allowed",
+            Self::BadPath(_) => "bad_path",
+            Self::KeyMissing => "key_missing",
+            Self::KeyUnknown => "key_unknown",
+            Self::OriginNotAllowed => "origin_not_allowed",
+            Self::QueueFull { .. } => "queue_full",
+            Self::QueueTimeout { .. } => "queue",
+            Self::LeftoverFull { .. } => "leftover_full",
+            Self::Closed => "closed",
+            Self::BodiesFull => "bodies_full",
+            Self::Draining => "draining",
+            Self::Timeout(tier) => tier.name(),
+            Self::Connect(failure) => failure.name(),
+            Self::Broken => "broken",
+            Self::Truncated => "truncated",
+            Self::UnexpectedContent { .. } => "unexpected_content",
+            Self::Gone => "gone",
+            Self::Internal => "internal",
+        }
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Self::Timeout(_) | Self::QueueTimeout { .. } => Outcome::TimedOut,
+            Self::Connect(_) | Self::Broken => Outcome::UpstreamFailed,
+            Self::Truncated => Outcome::UpstreamTruncated,
+            Self::UnexpectedContent { .. } => Outcome::UnexpectedContentType,
+            Self::Gone => Outcome::ClientClosed,
+            Self::Draining => Outcome::Drained,
+            Self::Internal => Outcome::Internal,
+            _ => Outcome::Refused,
+        }
+    }
+}

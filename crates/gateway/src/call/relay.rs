@@ -1,0 +1,603 @@
+//! The upstream's body as the downstream's body.
+//!
+//! No task and no channel stand between the two: hyper polls the relay, the relay polls the exchange. A client that reads slowly slows its own
+//! upstream and nothing else; a client that leaves drops the relay, and the drop hands what is left to [`aftermath`]. Bytes pass unchanged, cut
+//! only at event boundaries, so that a comment or an error can be put between two events.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Frame;
+use tidegate_wire::{
+    Dialect, ErrorText, Facts, Piece, StreamScanner, Terminal, answer_facts, error_event,
+};
+use tokio::time::{Instant, Sleep};
+
+use super::aftermath::{self, Running};
+use super::answer::Context;
+use super::body::Broken;
+use super::deadline::Tier;
+use super::downstream::{Downstream, Reader};
+use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
+use super::settle::Record;
+use crate::signal::Watch;
+use crate::upstream::Upstream;
+
+/// What a heartbeat looks like: a comment, which every client skips (measured; nothing else is safe in all of them).
+const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
+/// Up to this much of a plain answer is kept to read usage from.
+const OBSERVED_BYTES: usize = 1024 * 1024;
+/// A pause between two polls longer than this means that the client was not reading.
+const BLOCKED_AFTER: Duration = Duration::from_millis(100);
+
+/// How the bytes are understood.
+#[derive(Debug)]
+pub enum Source {
+    Events {
+        scanner: Box<StreamScanner>,
+        first: Option<Piece>,
+        strip_usage: bool,
+        finished: bool,
+    },
+    Plain {
+        ready: VecDeque<Bytes>,
+        observed: Vec<Bytes>,
+        observed_bytes: usize,
+        length: Option<u64>,
+    },
+}
+
+impl Source {
+    pub fn events(scanner: StreamScanner, first: Option<Piece>, strip_usage: bool) -> Self {
+        Self::Events {
+            scanner: Box::new(scanner),
+            first,
+            strip_usage,
+            finished: false,
+        }
+    }
+
+    /// `rest`: how many bytes the server still announces.
+    pub fn plain(gathered: Vec<Bytes>, rest: Option<u64>) -> Self {
+        let gathered_bytes: usize = gathered.iter().map(Bytes::len).sum();
+        let length = rest.map(|rest| rest + gathered_bytes as u64);
+        Self::Plain {
+            ready: gathered.into(),
+            observed: Vec::new(),
+            observed_bytes: 0,
+            length,
+        }
+    }
+}
+
+/// A relay that lacks only its record.
+#[derive(Debug)]
+pub struct Unstarted {
+    running: Running,
+    source: Source,
+    dialect: Dialect,
+    upstream: Arc<Upstream>,
+    downstream: Arc<Downstream>,
+    reader: Arc<Reader>,
+    cut: Watch,
+    total: Option<Instant>,
+}
+
+impl Unstarted {
+    pub fn new(context: &Context<'_>, running: Running, source: Source) -> Self {
+        Self {
+            running,
+            source,
+            dialect: context.route.dialect,
+            upstream: Arc::clone(context.upstream),
+            downstream: Arc::clone(&context.downstream),
+            reader: Arc::clone(&context.reader),
+            cut: context.patience.cut().watch(),
+            total: context.patience.total,
+        }
+    }
+
+    pub fn start(self, record: Box<Record>) -> Relay {
+        let now = Instant::now();
+        Relay {
+            running: Some(self.running),
+            record: Some(record),
+            source: self.source,
+            state: State::Flowing,
+            dialect: self.dialect,
+            upstream: self.upstream,
+            downstream: self.downstream,
+            reader: self.reader,
+            cut: self.cut,
+            clock: Clock::new(now, self.total),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Flowing,
+    /// The error to tell, then the break.
+    Telling(Bytes),
+    /// What was told is on its way; the break comes when the kernel has it. `flushes`: the count before.
+    Flushing {
+        flushes: u64,
+    },
+    Done,
+}
+
+/// When what happened last.
+#[derive(Debug)]
+struct Clock {
+    /// Since when nothing came although we asked.
+    waiting_since: Option<Instant>,
+    /// Last meaningful event, moved on by the time in which the client did not read.
+    event: Instant,
+    seen_event: bool,
+    /// Last byte toward the client.
+    sent: Instant,
+    /// When the last frame was handed to hyper; `None` while we are being waited for.
+    handed: Option<Instant>,
+    total: Option<Instant>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Clock {
+    fn new(now: Instant, total: Option<Instant>) -> Self {
+        Self {
+            waiting_since: None,
+            event: now,
+            seen_event: false,
+            sent: now,
+            handed: None,
+            total,
+            sleep: None,
+        }
+    }
+
+    /// hyper asks for more. A long pause since the last frame was the client's, not the upstream's.
+    fn polled(&mut self, now: Instant) {
+        if let Some(handed) = self.handed.take() {
+            let pause = now.duration_since(handed);
+            if pause > BLOCKED_AFTER {
+                self.event += pause;
+            }
+        }
+    }
+}
+
+/// An answer on its way.
+#[derive(Debug)]
+pub struct Relay {
+    /// Until the upstream's work is over.
+    running: Option<Running>,
+    /// Until it is settled.
+    record: Option<Box<Record>>,
+    source: Source,
+    state: State,
+    dialect: Dialect,
+    upstream: Arc<Upstream>,
+    downstream: Arc<Downstream>,
+    reader: Arc<Reader>,
+    cut: Watch,
+    clock: Clock,
+}
+
+type Polled = Poll<Option<Result<Frame<Bytes>, Broken>>>;
+
+impl Relay {
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    pub fn exact_length(&self) -> Option<u64> {
+        match &self.source {
+            Source::Plain { length, .. } => *length,
+            Source::Events { .. } => None,
+        }
+    }
+
+    pub fn poll_frame(&mut self, cx: &mut Task<'_>) -> Polled {
+        loop {
+            match &mut self.state {
+                State::Flowing => {}
+                State::Telling(event) => {
+                    let event = std::mem::take(event);
+                    self.state = State::Flushing {
+                        flushes: self.downstream.flushes(),
+                    };
+                    if !event.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(event))));
+                    }
+                }
+                State::Flushing { flushes } => {
+                    if self.downstream.flushes() == *flushes {
+                        self.downstream.on_flush(cx.waker());
+                        return Poll::Pending;
+                    }
+                    self.state = State::Done;
+                    return Poll::Ready(Some(Err(Broken)));
+                }
+                State::Done => return Poll::Ready(None),
+            }
+            let now = Instant::now();
+            self.clock.polled(now);
+            self.reader.asked();
+            if let Some(bytes) = self.next_ready(now) {
+                return self.hand(bytes, now);
+            }
+            if self.state != State::Flowing {
+                continue;
+            }
+            match ready!(self.poll_upstream(cx, now)) {
+                Step::Again => {}
+                Step::Hand(bytes) => return self.hand(bytes, now),
+            }
+        }
+    }
+
+    fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
+        self.clock.sent = now;
+        self.clock.handed = Some(now);
+        self.reader.handed();
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+
+    /// The next bytes that are here already.
+    fn next_ready(&mut self, now: Instant) -> Option<Bytes> {
+        match &mut self.source {
+            Source::Plain { ready, .. } => {
+                let bytes = ready.pop_front()?;
+                self.observe(&bytes);
+                self.record_mut(|r| r.sent_downstream(bytes.len()));
+                Some(bytes)
+            }
+            Source::Events { scanner, first, .. } => {
+                let piece = first.take().or_else(|| scanner.pop())?;
+                self.pass(piece, now)
+            }
+        }
+    }
+
+    /// Looks at a piece and says which of its bytes go on. `None`: look again, the state may have changed.
+    fn pass(&mut self, piece: Piece, now: Instant) -> Option<Bytes> {
+        let Piece { bytes, facts } = piece;
+        self.see(&facts, now);
+        let Source::Events {
+            strip_usage,
+            finished,
+            ..
+        } = &mut self.source
+        else {
+            return Some(bytes);
+        };
+        *finished |= facts.finished;
+        if facts.usage_only && *strip_usage {
+            // The client did not ask for this event; there may be more behind it.
+            return self.next_ready(now);
+        }
+        self.record_mut(|r| r.sent_downstream(bytes.len()));
+        if let Some(error) = &facts.error {
+            self.record_mut(|r| r.outcome(Outcome::UpstreamError, Some("error_event")));
+            if !error.native {
+                // Clients would take it for silence: say it again in a shape that they know, then break off.
+                self.fail(
+                    Outcome::UpstreamError,
+                    "error_event",
+                    &error.message.clone(),
+                    WorkEnd::Failed,
+                );
+            }
+        }
+        match facts.terminal {
+            Some(Terminal::Done) => self.complete(Outcome::Ok, None),
+            Some(Terminal::Failed) => self.complete(Outcome::UpstreamError, Some("failed")),
+            None => {}
+        }
+        Some(bytes)
+    }
+
+    fn see(&mut self, facts: &Facts, now: Instant) {
+        if facts.events > 0 {
+            self.clock.event = now;
+            self.clock.seen_event = true;
+        }
+        let Some(record) = &mut self.record else {
+            return;
+        };
+        record.meter.see(facts);
+        record.malformed(facts.malformed);
+        if facts.content {
+            record.first_token();
+        }
+    }
+
+    fn poll_upstream(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
+        let Some(running) = &mut self.running else {
+            self.state = State::Done;
+            return Poll::Ready(Step::Again);
+        };
+        match running.body().poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.clock.waiting_since = None;
+                if let Ok(data) = frame.into_data() {
+                    self.arrived(data);
+                }
+                Poll::Ready(Step::Again)
+            }
+            Poll::Ready(None) => Poll::Ready(self.upstream_ended(now)),
+            Poll::Ready(Some(Err(error))) => {
+                tracing::debug!(%error, upstream = %self.upstream.name, "answer cut");
+                self.fail(
+                    Outcome::UpstreamTruncated,
+                    "transport",
+                    "the model server's answer was cut off",
+                    WorkEnd::Failed,
+                );
+                Poll::Ready(Step::Again)
+            }
+            Poll::Pending => self.poll_time(cx, now),
+        }
+    }
+
+    fn arrived(&mut self, data: Bytes) {
+        if let Some(record) = &mut self.record {
+            if !record.has_first_byte() {
+                record.phase(Phase::Streaming);
+            }
+            record.first_byte();
+        }
+        match &mut self.source {
+            Source::Events { scanner, .. } => scanner.push(data),
+            Source::Plain { ready, .. } => ready.push_back(data),
+        }
+    }
+
+    /// The body ended in HTTP's sense; whether the answer is whole is another question.
+    fn upstream_ended(&mut self, now: Instant) -> Step {
+        match &mut self.source {
+            Source::Plain { .. } => {
+                self.report_observed();
+                self.complete(Outcome::Ok, None);
+                Step::Again
+            }
+            Source::Events {
+                scanner, finished, ..
+            } => {
+                let rest = scanner.finish();
+                let mut whole = *finished;
+                if let Some(rest) = &rest {
+                    whole |= rest.facts.finished || rest.facts.terminal.is_some();
+                }
+                if !whole {
+                    self.fail(
+                        Outcome::UpstreamTruncated,
+                        "no_end_event",
+                        "the model server's answer ended before it was complete",
+                        WorkEnd::Failed,
+                    );
+                    return Step::Again;
+                }
+                let bytes = rest.and_then(|rest| {
+                    self.see(&rest.facts, now);
+                    Some(rest.bytes).filter(|b| !b.is_empty())
+                });
+                self.complete(Outcome::Ok, None);
+                bytes.map_or(Step::Again, Step::Hand)
+            }
+        }
+    }
+
+    /// Nothing came. Is it time to give up, to send a sign of life, or to shut down?
+    fn poll_time(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
+        self.clock.waiting_since.get_or_insert(now);
+        if self.cut.poll_raised(cx) {
+            self.fail(
+                Outcome::Drained,
+                Tier::Drain.name(),
+                Tier::Drain.message(),
+                WorkEnd::Cancelled,
+            );
+            return Poll::Ready(Step::Again);
+        }
+        loop {
+            let (until, wake) = self.next_deadline(now);
+            if until <= now {
+                match wake {
+                    Wake::Heartbeat => return Poll::Ready(Step::Hand(HEARTBEAT)),
+                    Wake::Tier(tier) => {
+                        self.record_mut(|r| r.timed_out(tier));
+                        self.fail(
+                            Outcome::TimedOut,
+                            tier.name(),
+                            tier.message(),
+                            WorkEnd::Cancelled,
+                        );
+                        return Poll::Ready(Step::Again);
+                    }
+                }
+            }
+            // A timer that is set too early only looks again; it is never reset for each chunk.
+            let sleep = self
+                .clock
+                .sleep
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+            if sleep.deadline() > until || sleep.is_elapsed() {
+                sleep.as_mut().reset(until);
+            }
+            ready!(sleep.as_mut().poll(cx));
+            let later = Instant::now();
+            if until <= later {
+                // Judge with the clock of now, not of the poll's beginning.
+                return self.poll_time(cx, later);
+            }
+        }
+    }
+
+    fn next_deadline(&self, now: Instant) -> (Instant, Wake) {
+        let timeouts = &self.upstream.settings.timeouts;
+        let waiting = self.clock.waiting_since.unwrap_or(now);
+        let mut next = match &self.source {
+            Source::Events { .. } if !self.clock.seen_event => (
+                self.clock.event + timeouts.first_event,
+                Wake::Tier(Tier::FirstEvent),
+            ),
+            Source::Events { .. } => {
+                let silence = (waiting + timeouts.silence, Wake::Tier(Tier::Silence));
+                let idle = (self.clock.event + timeouts.idle, Wake::Tier(Tier::Idle));
+                if idle.0 < silence.0 { idle } else { silence }
+            }
+            Source::Plain { .. } => (waiting + timeouts.silence, Wake::Tier(Tier::Silence)),
+        };
+        if let Some(total) = self.clock.total.filter(|total| *total < next.0) {
+            next = (total, Wake::Tier(Tier::Total));
+        }
+        if let Some(beat) = self.heartbeat_at().filter(|beat| *beat < next.0) {
+            next = (beat, Wake::Heartbeat);
+        }
+        next
+    }
+
+    fn heartbeat_at(&self) -> Option<Instant> {
+        match &self.source {
+            Source::Events { scanner, .. } if scanner.at_boundary() => {
+                Some(self.clock.sent + self.upstream.settings.heartbeat?)
+            }
+            _ => None,
+        }
+    }
+
+    /// The answer is complete. The connection, the slot and the record go their ways; hyper gets the end.
+    fn complete(&mut self, outcome: Outcome, reason: Option<&'static str>) {
+        if self.state != State::Flowing {
+            return;
+        }
+        self.state = State::Done;
+        let (Some(running), Some(mut record)) = (self.running.take(), self.record.take()) else {
+            return;
+        };
+        record.outcome(outcome, reason);
+        record.phase(Phase::Done);
+        record.wait_ended(WaitEnd::Answered);
+        let mut running = running;
+        // The end of the body is usually here already; if so the connection can be kept without further waiting.
+        let mut cx = Task::from_waker(std::task::Waker::noop());
+        while let Poll::Ready(Some(Ok(frame))) = running.body().poll_frame(&mut cx) {
+            if frame.is_data() {
+                break;
+            }
+        }
+        running.ended(WorkEnd::Complete, &mut record);
+        record.settle();
+    }
+
+    /// The answer cannot be completed: tell it in-band if we stand between two events, then break off. Never a clean end.
+    fn fail(&mut self, outcome: Outcome, reason: &'static str, message: &str, work: WorkEnd) {
+        if self.state != State::Flowing {
+            return;
+        }
+        let event = match &self.source {
+            Source::Events { scanner, .. } if scanner.at_boundary() => {
+                self.error_event(outcome, reason, message, scanner.next_sequence())
+            }
+            _ => Bytes::new(),
+        };
+        self.state = State::Telling(event);
+        let (Some(running), Some(mut record)) = (self.running.take(), self.record.take()) else {
+            return;
+        };
+        record.outcome(outcome, Some(reason));
+        record.wait_ended(WaitEnd::Failed);
+        if work == WorkEnd::Cancelled {
+            aftermath::cancel(running, &mut record);
+        } else {
+            running.ended(work, &mut record);
+        }
+        record.settle();
+    }
+
+    fn error_event(
+        &self,
+        outcome: Outcome,
+        reason: &str,
+        message: &str,
+        sequence: Option<u64>,
+    ) -> Bytes {
+        let id = self.record.as_ref().map(|record| Arc::clone(record.id()));
+        let (kind, anthropic_kind) = match outcome {
+            Outcome::TimedOut => ("timeout_error", "timeout_error"),
+            Outcome::Drained => ("service_unavailable", "overloaded_error"),
+            _ => ("upstream_error", "api_error"),
+        };
+        let text = ErrorText {
+            message,
+            kind,
+            code: Some(reason),
+            param: None,
+            anthropic_kind,
+            request_id: id.as_deref(),
+        };
+        error_event(self.dialect, &text, sequence)
+    }
+
+    fn observe(&mut self, bytes: &Bytes) {
+        if let Source::Plain {
+            observed,
+            observed_bytes,
+            ..
+        } = &mut self.source
+        {
+            *observed_bytes += bytes.len();
+            if *observed_bytes <= OBSERVED_BYTES {
+                observed.push(bytes.clone());
+            } else {
+                observed.clear();
+            }
+        }
+    }
+
+    fn report_observed(&mut self) {
+        let Source::Plain { observed, .. } = &mut self.source else {
+            return;
+        };
+        let whole = std::mem::take(observed).concat();
+        let facts = answer_facts(self.dialect, &whole);
+        if let (Some(usage), Some(record)) = (facts.usage, &mut self.record) {
+            record.meter.report(&usage);
+        }
+    }
+
+    fn record_mut(&mut self, with: impl FnOnce(&mut Record)) {
+        if let Some(record) = &mut self.record {
+            with(record);
+        }
+    }
+}
+
+enum Step {
+    Again,
+    Hand(Bytes),
+}
+
+#[derive(Clone, Copy)]
+enum Wake {
+    Heartbeat,
+    Tier(Tier),
+}
+
+impl Drop for Relay {
+    /// The client left. Hands over; the exchange is ended by the task that gets it.
+    fn drop(&mut self) {
+        if let (Some(running), Some(record)) = (self.running.take(), self.record.take()) {
+            aftermath::client_left(
+                running,
+                record,
+                self.downstream.is_stalled() || self.reader.is_stalled(),
+            );
+        }
+    }
+}

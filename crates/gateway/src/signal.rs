@@ -1,0 +1,60 @@
+//! A flag that is raised once and can be awaited by many: "begin to drain", "the drain is over".
+//!
+//! Asking is one atomic load; a long-lived poller registers its waker once instead of at every poll.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// Clones share the flag.
+#[derive(Clone, Debug, Default)]
+pub struct Signal {
+    raised: Arc<AtomicBool>,
+    token: CancellationToken,
+}
+
+impl Signal {
+    pub fn raise(&self) {
+        self.raised.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+
+    pub async fn raised(&self) {
+        self.token.cancelled().await;
+    }
+
+    pub fn watch(&self) -> Watch {
+        Watch {
+            raised: Arc::clone(&self.raised),
+            wake: Box::pin(self.token.clone().cancelled_owned()),
+            armed: false,
+        }
+    }
+}
+
+/// Lets one long-lived poller know. The waker is registered once: a poller lives in one task.
+#[derive(Debug)]
+pub struct Watch {
+    raised: Arc<AtomicBool>,
+    wake: Pin<Box<WaitForCancellationFutureOwned>>,
+    armed: bool,
+}
+
+impl Watch {
+    pub fn poll_raised(&mut self, cx: &mut Context<'_>) -> bool {
+        if !self.armed {
+            self.armed = true;
+            if let Poll::Ready(()) = self.wake.as_mut().poll(cx) {
+                return true;
+            }
+        }
+        self.raised.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,67 @@
+//! What a call used, and how that is known.
+
+use tidegate_wire::{Facts, Usage, UsageSource};
+
+/// Reads usage off the answer as it passes.
+#[derive(Debug, Default)]
+pub struct Meter {
+    reported: Option<Usage>,
+    deltas: u64,
+    events: u64,
+}
+
+/// The numbers and their standing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settled {
+    pub usage: Usage,
+    pub source: UsageSource,
+}
+
+impl Meter {
+    pub fn see(&mut self, facts: &Facts) {
+        self.events += u64::from(facts.events);
+        self.deltas += u64::from(facts.deltas);
+        if let Some(usage) = &facts.usage {
+            self.report(usage);
+        }
+    }
+
+    /// The upstream's own numbers; a later report completes an earlier one.
+    pub fn report(&mut self, usage: &Usage) {
+        match &mut self.reported {
+            Some(known) => known.merge(usage),
+            None => self.reported = Some(*usage),
+        }
+    }
+
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Reported numbers win. Without them the deltas seen are counted, and said to be counted: a delta is at least one token, and one
+    /// delta may hold several (measured on vLLM under load), so the count is a lower bound. No delta, no report: unknown, not zero.
+    pub fn settle(&self) -> Settled {
+        match &self.reported {
+            Some(usage) if usage.output.is_some() => Settled {
+                usage: *usage,
+                source: UsageSource::Reported,
+            },
+            _ if self.deltas > 0 => {
+                let mut usage = self.reported.unwrap_or_default();
+                usage.output = Some(self.deltas);
+                Settled {
+                    usage,
+                    source: UsageSource::Counted,
+                }
+            }
+            Some(usage) => Settled {
+                usage: *usage,
+                source: UsageSource::Reported,
+            },
+            None => Settled {
+                usage: Usage::default(),
+                source: UsageSource::Unknown,
+            },
+        }
+    }
+}
