@@ -1,0 +1,141 @@
+//! Sockets of the data plane: listen, accept, hand each connection to a worker, drain.
+//!
+//! One thread accepts; each worker is a thread with a runtime of its own, and a connection stays on the worker it was given to, together with
+//! the upstream connections of its calls. New connections go to the worker with the fewest: streams are long, and a balance by hash
+//! (SO_REUSEPORT) lets them pile up on one core. This module knows HTTP framing and nothing of routes; see `docs/decisions/0003`.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use crate::telemetry::metrics::{Metrics, ReasonLabel};
+
+pub mod connection;
+pub mod guard;
+pub mod socket;
+pub mod tls;
+pub mod worker;
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 4096;
+/// Accepted connections that may wait for their worker.
+pub const HAND_OVER: usize = 1024;
+/// After a failed accept (out of descriptors), so that the loop neither ends nor spins.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// Sent to a connection above the limit, before any byte of it is read.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 118\r\n\r\n{\"error\":{\"message\":\"too many connections; try again\",\"type\":\"overloaded\",\"param\":null,\"code\":\"connections_max\"}}      ";
+
+/// Opens a listening socket.
+pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Where accepted connections go.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    pub connections: mpsc::Sender<(StdStream, SocketAddr)>,
+    pub open: Arc<AtomicUsize>,
+}
+
+/// Accepts until `stop` is ready. Errors of single connections are theirs; running out of descriptors slows accepting down and is logged
+/// once per second.
+///
+/// # Cancel safety
+///
+/// Dropping the future stops accepting; accepted connections are with their workers.
+pub async fn accept(
+    listener: StdListener,
+    lanes: &[Lane],
+    connections_max: usize,
+    metrics: &Metrics,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let mut stop = std::pin::pin!(stop);
+    let mut complained = None;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut stop => return Ok(()),
+            accepted = listener.accept() => accepted,
+        };
+        // The worker registers the socket with its own reactor.
+        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+            Ok((stream, peer)) => hand_over(stream, peer, lanes, connections_max, metrics),
+            Err(error) if is_about_one_connection(&error) => {}
+            Err(error) => {
+                let reason = ReasonLabel {
+                    reason: "accept_failed",
+                };
+                metrics.connections_refused.get_or_create(&reason).inc();
+                let now = std::time::Instant::now();
+                if complained.is_none_or(|last| now.duration_since(last) > Duration::from_secs(1)) {
+                    complained = Some(now);
+                    tracing::error!(%error, "cannot accept; raise the descriptor limit (LimitNOFILE, ulimit -n) or lower server.connections_max");
+                }
+                tokio::time::sleep(BACK_OFF).await;
+            }
+        }
+    }
+}
+
+fn is_about_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    )
+}
+
+fn hand_over(
+    stream: StdStream,
+    peer: SocketAddr,
+    lanes: &[Lane],
+    connections_max: usize,
+    metrics: &Metrics,
+) {
+    let total: usize = lanes.iter().map(|l| l.open.load(Ordering::Relaxed)).sum();
+    let lane = lanes
+        .iter()
+        .min_by_key(|l| l.open.load(Ordering::Relaxed))
+        .filter(|_| total < connections_max);
+    let Some(lane) = lane else {
+        return refuse(&stream, metrics, "connections_max");
+    };
+    lane.open.fetch_add(1, Ordering::Relaxed);
+    if let Err(error) = lane.connections.try_send((stream, peer)) {
+        lane.open.fetch_sub(1, Ordering::Relaxed);
+        let (stream, _) = error.into_inner();
+        refuse(&stream, metrics, "worker_busy");
+    }
+}
+
+fn refuse(mut stream: &StdStream, metrics: &Metrics, reason: &'static str) {
+    metrics
+        .connections_refused
+        .get_or_create(&ReasonLabel { reason })
+        .inc();
+    // Best effort: a client that cannot take 200 bytes at once gets the close alone.
+    let _ = io::Write::write(&mut stream, TOO_MANY);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+}
