@@ -1,0 +1,225 @@
+//! The HTTP edge: request → route → principal → call → response. Status codes are chosen here and nowhere else.
+
+use std::sync::Arc;
+
+use http::header::{HeaderValue, ORIGIN};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+
+use crate::auth::Denied;
+use crate::call::body::OutBody;
+use crate::call::downstream::{Downstream, Reader};
+use crate::call::handover::{Gone, Handover};
+use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
+
+pub mod cors;
+pub mod models;
+pub mod reject;
+pub mod route;
+
+use route::{Place, Route};
+
+/// Answers the requests of one worker's connections. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Front {
+    caller: Arc<Caller>,
+    worker: Arc<Worker>,
+}
+
+impl Front {
+    pub fn new(caller: Arc<Caller>, worker: Arc<Worker>) -> Self {
+        Self { caller, worker }
+    }
+}
+
+impl crate::serve::connection::Service for Front {
+    fn call(
+        &self,
+        request: Request<Incoming>,
+        downstream: &Arc<Downstream>,
+        reader: Arc<Reader>,
+    ) -> Handover<Response<OutBody>> {
+        let gone = Arc::new(Gone::default());
+        let active = downstream.enter();
+        let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
+        let answer = async move {
+            let response = front.answer(request, downstream, reader, left).await;
+            response.map(|body| body.holding(active))
+        };
+        Handover::new(answer, gone, self.worker.tasks.clone())
+    }
+}
+
+impl Front {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        downstream: Arc<Downstream>,
+        reader: Arc<Reader>,
+        gone: Arc<Gone>,
+    ) -> Response<OutBody> {
+        let generation = self.caller.generation();
+        let id = new_id();
+        let origin = request.headers().get(ORIGIN).cloned();
+        let mut response =
+            if let Some(preflight) = cors::preflight(&request, &generation.config.cors) {
+                preflight
+            } else {
+                let place = route::find(request.method(), request.uri());
+                let dialect = match &place {
+                    Ok(place) => place.dialect(),
+                    Err(misrouted) => misrouted.dialect,
+                };
+                match self
+                    .route(
+                        request,
+                        &generation,
+                        place,
+                        Arrival {
+                            id: Arc::clone(&id),
+                            downstream,
+                            reader,
+                            gone,
+                        },
+                    )
+                    .await
+                {
+                    Ok(response) => response,
+                    Err(rejection) => {
+                        self.count(&rejection);
+                        reject::respond(&rejection, dialect, &id)
+                    }
+                }
+            };
+        cors::allow(
+            origin.as_ref(),
+            &generation.config.cors,
+            response.headers_mut(),
+        );
+        identify(response.headers_mut(), &id);
+        response
+    }
+
+    async fn route(
+        &self,
+        request: Request<Incoming>,
+        generation: &Arc<Generation>,
+        place: Result<Place, route::Misrouted>,
+        arrival: Arrival,
+    ) -> Result<Response<OutBody>, Rejection> {
+        cors::refuse_foreign(&request, generation)?;
+        let place = place.map_err(|misrouted| misrouted.rejection)?;
+        let principal = generation
+            .keys
+            .authenticate(request.headers())
+            .map_err(|denied| match denied {
+                Denied::Missing => Rejection::KeyMissing,
+                Denied::Unknown => Rejection::KeyUnknown,
+            })?;
+        let Place {
+            route,
+            path_and_query,
+        } = place;
+        let route = match route {
+            Route::Models => {
+                let anthropic = request.headers().contains_key("anthropic-version");
+                return models::list(
+                    &self.caller,
+                    &self.worker,
+                    generation,
+                    anthropic,
+                    &arrival.gone,
+                )
+                .await;
+            }
+            Route::Call(route) => route,
+        };
+        let (parts, body) = request.into_parts();
+        let ask = Ask {
+            id: arrival.id,
+            route,
+            method: parts.method,
+            path_and_query,
+            headers: parts.headers,
+            body,
+            principal,
+            downstream: arrival.downstream,
+            reader: arrival.reader,
+            gone: arrival.gone,
+            generation: Arc::clone(generation),
+        };
+        let (id, dialect) = (Arc::clone(&ask.id), route.dialect);
+        match call::run(&self.caller, &self.worker, ask).await {
+            Ok(answer) => {
+                let mut response = Response::new(answer.body);
+                *response.status_mut() = answer.head.status;
+                *response.headers_mut() = answer.head.headers;
+                Ok(response)
+            }
+            Err(Refused {
+                rejection,
+                mut record,
+            }) => {
+                self.count(&rejection);
+                let response = reject::respond(&rejection, dialect, &id);
+                record.refused(&rejection, response.status().as_u16());
+                record.settle();
+                Ok(response)
+            }
+        }
+    }
+
+    fn count(&self, rejection: &Rejection) {
+        if !matches!(rejection, Rejection::Gone) {
+            let reason = crate::telemetry::metrics::ReasonLabel {
+                reason: rejection.reason(),
+            };
+            self.caller.metrics.refusals.get_or_create(&reason).inc();
+        }
+    }
+}
+
+/// What comes with a request besides itself.
+struct Arrival {
+    id: Arc<str>,
+    downstream: Arc<Downstream>,
+    reader: Arc<Reader>,
+    gone: Arc<Gone>,
+}
+
+/// 128 random bits: unique, and not a secret.
+fn new_id() -> Arc<str> {
+    format!("req_{:032x}", fastrand::u128(..)).into()
+}
+
+/// Every answer can be named: by the upstream's id if it gave one, else by ours. Both SDK families look for their own field.
+fn identify(headers: &mut HeaderMap, id: &str) {
+    let Ok(own) = HeaderValue::try_from(id) else {
+        return;
+    };
+    let given = headers
+        .get("x-request-id")
+        .or_else(|| headers.get("request-id"))
+        .cloned();
+    let shown = given.unwrap_or_else(|| own.clone());
+    for name in ["x-request-id", "request-id"] {
+        headers.entry(name).or_insert_with(|| shown.clone());
+    }
+    headers.insert("x-tidegate-id", own);
+}
+
+/// An answer made here.
+fn json(status: StatusCode, body: bytes::Bytes) -> Response<OutBody> {
+    let mut response = Response::new(OutBody::whole(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        http::header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+/// GET, or HEAD for its fields alone.
+fn is_read(method: &Method) -> bool {
+    method == Method::GET || method == Method::HEAD
+}

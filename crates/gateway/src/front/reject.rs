@@ -1,0 +1,220 @@
+//! The one place that writes error responses.
+//!
+//! Each rejection has a status that SDKs act on rightly (400–422 are final; 408, 429 and 5xx are tried again), words that say what to do, and
+//! where trying again makes sense a `retry-after` between 1 and 60 s. `x-tidegate-started` says whether work may have begun upstream, so that
+//! a caller knows whether a retry can double it.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use http::header::{ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use tidegate_wire::{Dialect, ErrorText, error_body};
+
+use super::json;
+use crate::call::Rejection;
+use crate::call::body::OutBody;
+use crate::call::deadline::Tier;
+use crate::call::outcome::ConnectFailure;
+
+const STARTED: HeaderName = HeaderName::from_static("x-tidegate-started");
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// Status and the dialects' words for it.
+struct Sort {
+    status: StatusCode,
+    /// OpenAI's `type`.
+    kind: &'static str,
+    /// Anthropic's `type`.
+    anthropic_kind: &'static str,
+}
+
+const INVALID: &str = "invalid_request_error";
+
+fn sort(rejection: &Rejection) -> Sort {
+    let (status, kind, anthropic_kind) = match rejection {
+        Rejection::MalformedBody(_) | Rejection::BodyBroken | Rejection::BadPath(_) => {
+            (StatusCode::BAD_REQUEST, INVALID, INVALID)
+        }
+        Rejection::BodyTooLarge { .. } => {
+            (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large")
+        }
+        Rejection::UnknownModel(_) | Rejection::NotFound => {
+            (StatusCode::NOT_FOUND, INVALID, "not_found_error")
+        }
+        Rejection::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, INVALID),
+        Rejection::KeyMissing | Rejection::KeyUnknown => (
+            StatusCode::UNAUTHORIZED,
+            "authentication_error",
+            "authentication_error",
+        ),
+        Rejection::OriginNotAllowed => (
+            StatusCode::FORBIDDEN,
+            "permission_error",
+            "permission_error",
+        ),
+        Rejection::QueueFull { .. }
+        | Rejection::QueueTimeout { .. }
+        | Rejection::LeftoverFull { .. }
+        | Rejection::BodiesFull => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "overloaded_error",
+            "overloaded_error",
+        ),
+        Rejection::Closed | Rejection::Draining => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable",
+            "overloaded_error",
+        ),
+        Rejection::Timeout(Tier::RequestHead | Tier::RequestBody) => (
+            StatusCode::REQUEST_TIMEOUT,
+            "timeout_error",
+            "timeout_error",
+        ),
+        Rejection::Timeout(_) => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "timeout_error",
+            "timeout_error",
+        ),
+        Rejection::Connect(_)
+        | Rejection::Broken
+        | Rejection::Truncated
+        | Rejection::UnexpectedContent { .. } => {
+            (StatusCode::BAD_GATEWAY, "upstream_error", "api_error")
+        }
+        // Nobody reads this one; the number is the field's custom.
+        Rejection::Gone => (
+            StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+            INVALID,
+            INVALID,
+        ),
+        Rejection::Internal => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal_error",
+            "api_error",
+        ),
+    };
+    Sort {
+        status,
+        kind,
+        anthropic_kind,
+    }
+}
+
+fn message(rejection: &Rejection) -> Cow<'static, str> {
+    match rejection {
+        Rejection::MalformedBody(error) => format!("the request body cannot be used: {error}").into(),
+        Rejection::BodyTooLarge { limit } => format!("the request body is larger than {limit} bytes; send less, or raise limits.request_body_bytes").into(),
+        Rejection::BodyBroken => "the request body broke off or is not framed properly".into(),
+        Rejection::BadPath(why) => format!("the path cannot be used: {why}").into(),
+        Rejection::UnknownModel(model) => format!("the model `{model}` does not exist here; GET /v1/models lists those that do").into(),
+        Rejection::NotFound => "there is nothing at this path; the base URL of an OpenAI client ends in /v1, that of an Anthropic client does not".into(),
+        Rejection::MethodNotAllowed { allow } => format!("this path takes {allow}").into(),
+        Rejection::KeyMissing => "no API key was sent; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`".into(),
+        Rejection::KeyUnknown => "the API key is not valid here".into(),
+        Rejection::OriginNotAllowed => "pages of this origin may not use the gateway; list it in cors.origins, or use client keys".into(),
+        Rejection::QueueFull { .. } => "all slots are taken and the queue is full; try again later".into(),
+        Rejection::QueueTimeout { .. } => "no slot became free in time; nothing was started; try again later".into(),
+        Rejection::LeftoverFull { .. } => "abandoned calls hold the slots; try again later".into(),
+        Rejection::BodiesFull => "too many request bytes are in memory already; try again later".into(),
+        Rejection::Closed | Rejection::Draining => "the gateway is shutting down; try again, another one will answer".into(),
+        Rejection::Timeout(tier) => tier.message().into(),
+        Rejection::Connect(ConnectFailure::Refused) => "the model server refuses connections; nothing was started".into(),
+        Rejection::Connect(ConnectFailure::Lookup) => "the model server's name cannot be resolved; nothing was started".into(),
+        Rejection::Connect(ConnectFailure::Unreachable) => "the model server cannot be reached; nothing was started".into(),
+        Rejection::Connect(ConnectFailure::Tls) => "the TLS handshake with the model server failed; nothing was started".into(),
+        Rejection::Broken => "the connection to the model server broke before it answered; the request may have run".into(),
+        Rejection::Truncated => "the model server's answer broke off".into(),
+        Rejection::UnexpectedContent { what } => format!("the model server sent {what}").into(),
+        Rejection::Gone => "the client has gone".into(),
+        Rejection::Internal => "the gateway failed; this is a defect, please report it with the request id".into(),
+    }
+}
+
+/// Whether the upstream's work may have begun.
+fn started(rejection: &Rejection) -> bool {
+    matches!(
+        rejection,
+        Rejection::Broken
+            | Rejection::Truncated
+            | Rejection::UnexpectedContent { .. }
+            | Rejection::Timeout(
+                Tier::ResponseHead | Tier::FirstEvent | Tier::Silence | Tier::Idle | Tier::Total
+            )
+    )
+}
+
+fn retry_after(rejection: &Rejection) -> Option<Duration> {
+    match rejection {
+        Rejection::QueueFull { retry_after }
+        | Rejection::QueueTimeout { retry_after }
+        | Rejection::LeftoverFull { retry_after } => Some(*retry_after),
+        Rejection::Closed | Rejection::Draining | Rejection::BodiesFull => {
+            Some(Duration::from_secs(1))
+        }
+        Rejection::Connect(_) | Rejection::Timeout(Tier::Connect | Tier::Tls | Tier::Pool) => {
+            Some(Duration::from_secs(2))
+        }
+        _ => None,
+    }
+}
+
+/// The response, in the words of `dialect`.
+pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<OutBody> {
+    let Sort {
+        status,
+        kind,
+        anthropic_kind,
+    } = sort(rejection);
+    let code = match rejection {
+        Rejection::UnknownModel(_) => "model_not_found",
+        Rejection::KeyMissing | Rejection::KeyUnknown => "invalid_api_key",
+        other => other.reason(),
+    };
+    let param = match rejection {
+        Rejection::UnknownModel(_) => Some("model"),
+        Rejection::MalformedBody(error) => error.param,
+        _ => None,
+    };
+    let message = message(rejection);
+    let text = ErrorText {
+        message: &message,
+        kind,
+        code: Some(code),
+        param,
+        anthropic_kind,
+        request_id: Some(id),
+    };
+    let mut response = json(status, error_body(dialect, &text));
+    let fields = response.headers_mut();
+    fields.insert(
+        STARTED,
+        HeaderValue::from_static(if started(rejection) { "true" } else { "false" }),
+    );
+    if let Some(wait) = retry_after(rejection) {
+        let seconds = wait.as_secs_f64().ceil().clamp(1.0, 60.0) as u64;
+        fields.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
+        fields.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    }
+    if let Rejection::MethodNotAllowed { allow } = rejection {
+        fields.insert(ALLOW, HeaderValue::from_static(allow));
+    }
+    if closes(rejection) {
+        fields.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// After these the connection's input is not at the beginning of a request.
+fn closes(rejection: &Rejection) -> bool {
+    matches!(
+        rejection,
+        Rejection::BodyTooLarge { .. }
+            | Rejection::BodyBroken
+            | Rejection::Timeout(Tier::RequestBody)
+            | Rejection::Draining
+            | Rejection::Closed
+    )
+}

@@ -1,0 +1,255 @@
+//! Method and path → route. Pure; the table of everything the data port serves.
+
+use http::{Method, Uri};
+use tidegate_wire::Dialect;
+
+use super::is_read;
+use crate::call::{ModelIn, Rejection, RouteFacts};
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To an upstream.
+    Call(RouteFacts),
+    /// The list of models, merged over the upstreams.
+    Models,
+}
+
+/// A route found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub route: Route,
+    /// Safe to append to an upstream's base path.
+    pub path_and_query: String,
+}
+
+/// A request that has no route. The dialect is that of the path's family, for the error's shape.
+#[derive(Debug)]
+pub struct Misrouted {
+    pub rejection: Rejection,
+    pub dialect: Dialect,
+}
+
+/// One known path.
+#[derive(Debug)]
+pub struct Known {
+    pub path: &'static str,
+    pub facts: RouteFacts,
+}
+
+const fn call(
+    path: &'static str,
+    name: &'static str,
+    dialect: Dialect,
+    can_ask_usage: bool,
+) -> Known {
+    Known {
+        path,
+        facts: RouteFacts {
+            name,
+            dialect,
+            model: ModelIn::Body,
+            can_ask_usage,
+        },
+    }
+}
+
+/// The paths whose bodies are looked into. Everything else under `/v1/` passes with the same guarantees.
+pub const KNOWN: [Known; 6] = [
+    call("/v1/chat/completions", "chat", Dialect::OpenAi, true),
+    call("/v1/completions", "completions", Dialect::OpenAi, true),
+    call("/v1/embeddings", "embeddings", Dialect::OpenAi, false),
+    call("/v1/responses", "responses", Dialect::Responses, false),
+    call("/v1/messages", "messages", Dialect::Anthropic, false),
+    call(
+        "/v1/messages/count_tokens",
+        "count_tokens",
+        Dialect::Anthropic,
+        false,
+    ),
+];
+
+const fn pass(dialect: Dialect) -> RouteFacts {
+    RouteFacts {
+        name: "pass",
+        dialect,
+        model: ModelIn::BodyIfJson,
+        can_ask_usage: false,
+    }
+}
+
+impl Place {
+    fn new(route: Route, uri: &Uri) -> Self {
+        Self {
+            route,
+            path_and_query: uri.path_and_query().map_or("/", |p| p.as_str()).to_owned(),
+        }
+    }
+}
+
+impl Place {
+    pub fn dialect(&self) -> Dialect {
+        match self.route {
+            Route::Call(facts) => facts.dialect,
+            Route::Models => Dialect::OpenAi,
+        }
+    }
+}
+
+/// # Errors
+///
+/// No such path, not with this method, or a path that must not go near an upstream.
+pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
+    let path = uri.path();
+    let dialect = family(path);
+    let misrouted = |rejection| Err(Misrouted { rejection, dialect });
+    if let Err(why) = check(path) {
+        return misrouted(Rejection::BadPath(why));
+    }
+    if let Some(known) = KNOWN.iter().find(|known| known.path == path) {
+        let posts = method == Method::POST;
+        // `GET /v1/chat/completions` lists stored completions; the same holds for responses.
+        let reads = is_read(method) && matches!(known.facts.name, "chat" | "responses");
+        return match (posts, reads) {
+            (true, _) => Ok(Place::new(Route::Call(known.facts), uri)),
+            (false, true) => Ok(Place::new(Route::Call(pass(dialect)), uri)),
+            _ => misrouted(Rejection::MethodNotAllowed {
+                allow: "POST, OPTIONS",
+            }),
+        };
+    }
+    if path == "/v1/models" {
+        return if is_read(method) {
+            Ok(Place::new(Route::Models, uri))
+        } else {
+            misrouted(Rejection::MethodNotAllowed {
+                allow: "GET, HEAD, OPTIONS",
+            })
+        };
+    }
+    if path.starts_with("/v1/") && method != Method::CONNECT && method != Method::TRACE {
+        return Ok(Place::new(Route::Call(pass(dialect)), uri));
+    }
+    misrouted(Rejection::NotFound)
+}
+
+fn family(path: &str) -> Dialect {
+    let under = |prefix: &str| {
+        path.strip_prefix(prefix)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if under("/v1/messages") || under("/v1/complete") {
+        Dialect::Anthropic
+    } else if under("/v1/responses") {
+        Dialect::Responses
+    } else {
+        Dialect::OpenAi
+    }
+}
+
+/// A path that means the same to every server on the way.
+fn check(path: &str) -> Result<(), &'static str> {
+    if !path.starts_with('/') {
+        return Err("it must begin with a slash");
+    }
+    if path.contains("//") || path.contains('\\') {
+        return Err("it must not hold an empty segment or a backslash");
+    }
+    let lower = path.to_ascii_lowercase();
+    if ["%2f", "%5c", "%00", "%0a", "%0d"]
+        .iter()
+        .any(|hidden| lower.contains(hidden))
+    {
+        return Err("it must not hold an encoded slash, backslash or control character");
+    }
+    let dots = lower.replace("%2e", ".");
+    if dots
+        .split('/')
+        .any(|segment| segment == "." || segment == "..")
+    {
+        return Err("it must not hold dot segments");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(method: &str, uri: &str) -> Result<Place, Misrouted> {
+        find(&method.parse().unwrap(), &uri.parse().unwrap())
+    }
+
+    #[test]
+    fn known_paths_take_post_and_keep_their_query() {
+        for known in &KNOWN {
+            let place = found("POST", &format!("{}?a=b", known.path)).unwrap();
+            assert_eq!(place.route, Route::Call(known.facts));
+            assert!(place.path_and_query.ends_with("?a=b"));
+            assert!(matches!(
+                found("DELETE", known.path).unwrap_err().rejection,
+                Rejection::MethodNotAllowed { .. }
+            ));
+        }
+    }
+
+    #[test]
+    fn the_host_of_an_absolute_target_is_ignored() {
+        assert_eq!(
+            found("POST", "http://evil/v1/chat/completions")
+                .unwrap()
+                .path_and_query,
+            "/v1/chat/completions"
+        );
+    }
+
+    #[test]
+    fn other_paths_under_v1_pass_and_the_rest_is_unknown() {
+        for (path, dialect) in [
+            ("/v1/audio/speech", Dialect::OpenAi),
+            ("/v1/responses/resp_1/cancel", Dialect::Responses),
+            ("/v1/messages/batches", Dialect::Anthropic),
+        ] {
+            assert_eq!(found("POST", path).unwrap().dialect(), dialect, "{path}");
+        }
+        for path in [
+            "/",
+            "/v1",
+            "/chat/completions",
+            "/metrics",
+            "/healthz",
+            "/v2/x",
+        ] {
+            assert!(
+                matches!(
+                    found("GET", path).unwrap_err().rejection,
+                    Rejection::NotFound
+                ),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn paths_that_servers_read_differently_are_refused() {
+        for path in [
+            "/v1/../admin",
+            "/v1/%2e%2e/admin",
+            "/v1/.%2E/x",
+            "//evil/v1/x",
+            "/v1//x",
+            "/v1/a%2fb",
+            "/v1/a%5Cb",
+            "/v1/%00",
+            "/v1/./x",
+        ] {
+            assert!(
+                matches!(
+                    found("POST", path).unwrap_err().rejection,
+                    Rejection::BadPath(_)
+                ),
+                "{path}"
+            );
+        }
+    }
+}
