@@ -1,12 +1,17 @@
-//! The `tidegate` binary: arguments, commands, exit code.
+//! The `tidegate` binary: arguments, signals, exit code.
 
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use tidegate::cli::{self, Command, Exit, Output};
-use tidegate::config::Sources;
+use tidegate::app::{Gateway, Listeners};
+use tidegate::cli::{self, Command, Demo, Exit, FakeUpstream, Output};
+use tidegate::config::{self, Config, Endpoint, Sources};
+use tidegate::reload::{self, Watched};
+use tidegate::telemetry;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 fn main() -> ExitCode {
     let output = match cli::parse(std::env::args_os(), Sources::of_process()) {
@@ -14,17 +19,195 @@ fn main() -> ExitCode {
         Ok(Command::Check(sources)) => cli::check(&sources),
         Ok(Command::Schema) => cli::schema(),
         Ok(Command::HashKey(args)) => cli::hash_key(&args, io::stdin()),
-        Ok(Command::Serve(_) | Command::Demo(_) | Command::FakeUpstream(_)) => {
-            let stderr = "not wired yet\n".to_owned();
-            Output {
-                stdout: String::new(),
-                stderr,
-                exit: Exit::Failed,
-            }
-        }
+        Ok(Command::Serve(sources)) => serve(sources),
+        Ok(Command::Demo(demo)) => run_demo(&demo),
+        Ok(Command::FakeUpstream(fake)) => run_fake_upstream(&fake),
     };
     // A closed pipe is the reader's choice.
     let _ = io::stderr().write_all(output.stderr.as_bytes());
     let _ = io::stdout().write_all(output.stdout.as_bytes());
     output.exit.into()
+}
+
+fn failed(error: impl std::fmt::Display) -> Output {
+    Output {
+        stdout: String::new(),
+        stderr: format!("tidegate: {error}\n"),
+        exit: Exit::Failed,
+    }
+}
+
+fn done() -> Output {
+    Output {
+        stdout: String::new(),
+        stderr: String::new(),
+        exit: Exit::Ok,
+    }
+}
+
+fn block_on(work: impl Future<Output = Output>) -> Output {
+    match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => failed(error),
+    }
+}
+
+fn serve(sources: Sources) -> Output {
+    let loaded = match config::load(&sources) {
+        Ok(loaded) => loaded,
+        Err(mistakes) => {
+            return Output {
+                stdout: String::new(),
+                stderr: format!("{mistakes}\n"),
+                exit: Exit::Usage,
+            };
+        }
+    };
+    telemetry::log::init(&loaded.config.log);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    raise_descriptor_limit(&loaded.config);
+    let gateway = match Gateway::start(loaded.config, from_systemd(), io::stdout()) {
+        Ok(gateway) => gateway,
+        Err(error) => return failed(error),
+    };
+    tracing::info!(listen = %gateway.data_addr(), admin = %shown(gateway.admin_addr()), "ready");
+    block_on(until_stopped(
+        gateway,
+        Some((sources, Watched::new(loaded.watch))),
+    ))
+}
+
+fn shown(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "off".to_owned(), |a| a.to_string())
+}
+
+/// Each client connection and each upstream connection is a descriptor. Asks for what may be needed, says so if it cannot be had.
+fn raise_descriptor_limit(config: &Config) {
+    let upstream: usize = config
+        .upstreams
+        .iter()
+        .map(|u| u.pool.connections_max.saturating_mul(u.endpoints.len()))
+        .sum();
+    let wanted = (config
+        .server
+        .connections_max
+        .saturating_add(upstream)
+        .saturating_add(256)) as u64;
+    match rlimit::increase_nofile_limit(wanted) {
+        Ok(got) if got < wanted => {
+            tracing::warn!(
+                descriptors = got,
+                wanted,
+                "the descriptor limit is below what server.connections_max and the pools may use; raise it (LimitNOFILE, ulimit -n) or lower them"
+            );
+        }
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "the descriptor limit cannot be read"),
+    }
+}
+
+/// systemd socket activation: the first socket is the data port, the second, if any, the admin port.
+fn from_systemd() -> Listeners {
+    let mut given = listenfd::ListenFd::from_env();
+    let mut take = |index| given.take_tcp_listener(index).ok().flatten();
+    Listeners {
+        data: take(0),
+        admin: take(1),
+    }
+}
+
+async fn next(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn until_stopped(gateway: Gateway, mut files: Option<(Sources, Watched)>) -> Output {
+    let mut term = signal(SignalKind::terminate()).ok();
+    let mut int = signal(SignalKind::interrupt()).ok();
+    let mut hup = signal(SignalKind::hangup()).ok();
+    let mut look = tokio::time::interval(reload::LOOK_EVERY);
+    loop {
+        let asked = tokio::select! {
+            () = next(&mut term) => break,
+            () = next(&mut int) => break,
+            () = next(&mut hup) => true,
+            _ = look.tick() => false,
+        };
+        if let Some((sources, watched)) = &mut files
+            && (asked || watched.have_changed())
+        {
+            reload::reload(&gateway, sources, watched);
+        }
+    }
+    tracing::info!("draining; a second signal ends at once");
+    tokio::select! {
+        drained = gateway.drain() => {
+            if drained.cut > 0 {
+                tracing::warn!(cut = drained.cut, left = drained.left, "the drain's time was up; what still ran was told and ended");
+            }
+            gateway.stop();
+            tracing::info!("stopped");
+            done()
+        }
+        () = async { tokio::select! { () = next(&mut term) => {}, () = next(&mut int) => {} } } => {
+            // Threads end with the process.
+            std::mem::forget(gateway);
+            failed("ended by a second signal; running calls were cut without a word")
+        }
+    }
+}
+
+fn run_fake_upstream(fake: &FakeUpstream) -> Output {
+    let listen = fake.listen;
+    block_on(async move {
+        let upstream = match tidegate_rig::FakeUpstream::start(
+            listen,
+            tidegate_rig::Script::default(),
+        )
+        .await
+        {
+            Ok(upstream) => upstream,
+            Err(error) => return failed(format!("cannot listen on {listen}: {error}")),
+        };
+        let _ = writeln!(io::stdout(), "fake upstream on http://{}", upstream.addr());
+        let _ = tokio::signal::ctrl_c().await;
+        done()
+    })
+}
+
+fn run_demo(demo: &Demo) -> Output {
+    let demo = demo.clone();
+    block_on(async move {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        // A quarter of a second per token, long enough to hang up in.
+        let script = tidegate_rig::Script {
+            tokens: Some(60),
+            pace_ms: 150.0,
+            ..Default::default()
+        };
+        let upstream = match tidegate_rig::FakeUpstream::start(nowhere, script).await {
+            Ok(upstream) => upstream,
+            Err(error) => return failed(error),
+        };
+        let mut config = Config::one_upstream(Endpoint::from(upstream.addr()));
+        config.server.listen = demo.listen;
+        config.admin.listen = Some(demo.admin);
+        telemetry::log::init(&config.log);
+        let gateway = match Gateway::start(config, Listeners::default(), io::stdout()) {
+            Ok(gateway) => gateway,
+            Err(error) => return failed(error),
+        };
+        let _ = io::stderr()
+            .write_all(cli::demo::text(gateway.data_addr(), gateway.admin_addr()).as_bytes());
+        until_stopped(gateway, None).await
+    })
 }

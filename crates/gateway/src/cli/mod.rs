@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{self, Sources, keys};
 
+pub mod demo;
 #[cfg(test)]
 mod tests;
 

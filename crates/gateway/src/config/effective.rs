@@ -65,12 +65,7 @@ pub fn toml(loaded: &Loaded) -> String {
     for (index, ClientKey { name, sha256: _ }) in keys.iter().enumerate() {
         page.section("[[keys]]");
         page.line("name", &format!("keys[{index}].name"), quoted(name));
-        let forms = ["sha256", "key", "key_file"].map(|form| format!("keys[{index}].{form}"));
-        let given = forms
-            .iter()
-            .find(|form| loaded.origins.contains_key(*form))
-            .unwrap_or(&forms[0]);
-        page.line("sha256", given, quoted("***"));
+        page.line("sha256", &format!("keys[{index}].sha256"), quoted("***"));
     }
     for (index, upstream) in upstreams.iter().enumerate() {
         page.upstream(upstream, &format!("upstreams[{index}]"));

@@ -17,7 +17,6 @@ use super::{AuthStyle, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownMo
 
 /// The configuration file of Tidegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[schemars(title = "Tidegate configuration")]
 #[serde(default, deny_unknown_fields)]
 pub struct File {
     /// Name of the upstream that gets requests without a model (`/v1/files`, multipart bodies) and, with

@@ -1,0 +1,100 @@
+//! The operator's port: health, readiness, metrics. Reads snapshots; takes no lock that a call waits for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use crate::signal::Signal;
+use crate::telemetry::metrics::Metrics;
+
+/// Scrapers and probes; more at once is a mistake or an attack.
+const CONNECTIONS_MAX: usize = 64;
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls\n/metrics  Prometheus\n";
+
+/// What the admin port shows.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub metrics: Arc<Metrics>,
+    /// Raised when the gateway takes no more calls.
+    pub unready: Signal,
+}
+
+/// Serves until `stop` is raised.
+pub async fn serve(listener: TcpListener, view: View, stop: Signal) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let tasks = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.raised() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((tcp, _)) = accepted else {
+            // Out of descriptors: look again shortly, without spinning.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            continue;
+        };
+        let view = view.clone();
+        tasks.spawn(async move {
+            let service = service_fn(move |request| {
+                let response = answer(&request, &view);
+                async move { Ok::<_, std::convert::Infallible>(response) }
+            });
+            let conn = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIME)
+                .serve_connection(TokioIo::new(tcp), service);
+            // A probe that hangs up is no event.
+            let _ = conn.await;
+            drop(place);
+        });
+    }
+}
+
+fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "this port is only read\n");
+    }
+    match request.uri().path() {
+        "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
+        "/readyz" if view.unready.is_raised() => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+        }
+        "/readyz" => text(StatusCode::OK, "ready\n"),
+        "/metrics" => {
+            let mut response = text(StatusCode::OK, view.metrics.encode());
+            let kind = HeaderValue::from_static(
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            );
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            response
+        }
+        "/" => text(StatusCode::OK, INDEX),
+        _ => text(StatusCode::NOT_FOUND, INDEX),
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    response
+}

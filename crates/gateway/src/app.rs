@@ -1,0 +1,489 @@
+//! The composition root: configuration → a running gateway, and its orderly end. The only file that knows every module.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+
+use crate::admin;
+use crate::auth::Keys;
+use crate::call::upload::BodyBudget;
+use crate::call::{Caller, Generation, Worker};
+use crate::config::Config;
+use crate::front::Front;
+use crate::serve::{self, connection, guard, tls, worker};
+use crate::signal::Signal;
+use crate::telemetry::access_log::{AccessLog, Writer};
+use crate::telemetry::metrics::{Metrics, ResultLabel};
+use crate::upstream::connect::TcpOptions;
+use crate::upstream::pool::Pool;
+use crate::upstream::registry::{BuildError, Registry};
+
+/// After the cut, streams have this long to take their last event.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Why the gateway does not start.
+#[derive(Debug)]
+pub enum StartError {
+    Listen {
+        what: &'static str,
+        address: SocketAddr,
+        source: io::Error,
+    },
+    Tls(tls::TlsError),
+    Build(BuildError),
+    Thread(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listen {
+                what,
+                address,
+                source,
+            } => write!(
+                f,
+                "cannot listen on {address}: {source}; free the port or choose another ({what})"
+            ),
+            Self::Tls(error) => error.fmt(f),
+            Self::Build(error) => error.fmt(f),
+            Self::Thread(error) => write!(f, "cannot start a thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// Sockets that are open already: from systemd, or from a test.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    pub data: Option<StdListener>,
+    pub admin: Option<StdListener>,
+}
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    pub metrics: Arc<Metrics>,
+    data_addr: SocketAddr,
+    admin_addr: Option<SocketAddr>,
+    registry: Registry,
+    generations: watch::Sender<Arc<Generation>>,
+    tls: Option<watch::Sender<Arc<rustls::ServerConfig>>>,
+    workers: Vec<worker::Running>,
+    tasks: TaskTracker,
+    signals: Signals,
+    control: Option<JoinHandle<()>>,
+    log_writer: Option<Writer>,
+}
+
+/// The steps of an orderly end, in their order.
+#[derive(Clone, Debug, Default)]
+struct Signals {
+    unready: Signal,
+    stop_accepting: Signal,
+    drain: Signal,
+    cut: Signal,
+    stop_control: Signal,
+}
+
+/// How a drain went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Tasks (connections and calls) that had to be told to end when the time was up.
+    pub cut: usize,
+    /// Tasks that were still there after that.
+    pub left: usize,
+}
+
+impl Gateway {
+    /// Opens the sockets and starts the threads. On an error nothing is left running.
+    ///
+    /// # Errors
+    ///
+    /// A port that is taken, files that cannot be used.
+    pub fn start(
+        config: Config,
+        listeners: Listeners,
+        log_to: impl io::Write + Send + 'static,
+    ) -> Result<Self, StartError> {
+        let metrics = Arc::new(Metrics::new());
+        let registry = Registry::new(Arc::clone(&metrics));
+        let (tls, tls_now) = load_tls(&config)?.map(watch::channel).unzip();
+        let (data, admin) = sockets(listeners, &config)?;
+        let data_addr = local(&data, config.server.listen);
+        let admin_addr = admin.as_ref().map(|a| local(a, config.server.listen));
+        let generation = generation(&registry, config, 1)?;
+        metrics.config_generation.set(1);
+        let (access_log, log_writer) = open_log(&generation.config, &metrics, log_to);
+        let signals = Signals::default();
+        let tasks = TaskTracker::new();
+        let settings = Arc::new(settings(
+            &generation.config,
+            tls_now,
+            &signals,
+            &metrics,
+            &tasks,
+        ));
+        let (generations, running) = watch::channel(Arc::new(generation));
+        let caller = Arc::new(Caller {
+            generations: running.clone(),
+            metrics: Arc::clone(&metrics),
+            access_log,
+            bodies: Arc::new(BodyBudget::new(metrics.request_bodies_bytes.clone())),
+            cut: signals.cut.clone(),
+        });
+        let workers = workers(&caller, &settings, &tasks).map_err(StartError::Thread)?;
+        let control = Control {
+            data,
+            admin,
+            lanes: workers.iter().map(|w| w.lane.clone()).collect(),
+            connections_max: running.borrow().config.server.connections_max,
+            view: admin::View {
+                metrics: Arc::clone(&metrics),
+                unready: signals.unready.clone(),
+            },
+            signals: signals.clone(),
+        };
+        let control = control.start().map_err(StartError::Thread)?;
+        Ok(Self {
+            metrics,
+            data_addr,
+            admin_addr,
+            registry,
+            generations,
+            tls,
+            workers,
+            tasks,
+            signals,
+            control: Some(control),
+            log_writer,
+        })
+    }
+
+    pub fn data_addr(&self) -> SocketAddr {
+        self.data_addr
+    }
+
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin_addr
+    }
+
+    /// Puts a new configuration in place, whole or not at all. Running calls keep the settings they began with and stay counted.
+    ///
+    /// Returns what of the new configuration needs a restart.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be used; the old one goes on.
+    pub fn reload(&self, config: Config) -> Result<Vec<&'static str>, StartError> {
+        let result = self.try_reload(config);
+        let label = ResultLabel {
+            result: if result.is_ok() { "ok" } else { "failed" },
+        };
+        self.metrics.config_reloads.get_or_create(&label).inc();
+        result
+    }
+
+    fn try_reload(&self, config: Config) -> Result<Vec<&'static str>, StartError> {
+        let old = Arc::clone(&self.generations.borrow());
+        let tls = load_tls(&config)?;
+        let restart = needs_restart(&old.config, &config);
+        let number = old.number + 1;
+        let generation = generation(&self.registry, config, number)?;
+        if let (Some(sender), Some(tls)) = (&self.tls, tls) {
+            sender.send_replace(tls);
+        }
+        self.generations.send_replace(Arc::new(generation));
+        self.metrics
+            .config_generation
+            .set(i64::try_from(number).unwrap_or(i64::MAX));
+        Ok(restart)
+    }
+
+    /// A failed reload that never came as far as a configuration is counted too.
+    pub fn reload_failed(&self) {
+        self.metrics
+            .config_reloads
+            .get_or_create(&ResultLabel { result: "failed" })
+            .inc();
+    }
+
+    /// Not ready → (lag) → no new connections → running calls end by themselves → at the deadline they are told and cut.
+    pub async fn drain(&self) -> Drained {
+        let server = self.generations.borrow().config.server.clone();
+        self.signals.unready.raise();
+        self.metrics.draining.set(1);
+        tokio::time::sleep(server.drain_lag).await;
+        self.signals.stop_accepting.raise();
+        self.tasks.close();
+        self.signals.drain.raise();
+        if tokio::time::timeout(server.drain, self.tasks.wait())
+            .await
+            .is_ok()
+        {
+            return Drained { cut: 0, left: 0 };
+        }
+        let cut = self.tasks.len();
+        self.signals.cut.raise();
+        let _ = tokio::time::timeout(LAST_WORDS, self.tasks.wait()).await;
+        Drained {
+            cut,
+            left: self.tasks.len(),
+        }
+    }
+
+    /// Ends the threads and writes what the log still holds. Drain first; what still runs is dropped.
+    pub fn stop(mut self) {
+        self.shut();
+    }
+
+    fn shut(&mut self) {
+        self.signals.stop_accepting.raise();
+        self.signals.stop_control.raise();
+        for worker in &mut self.workers {
+            worker.finish();
+        }
+        self.workers.clear();
+        if let Some(control) = self.control.take() {
+            let _ = control.join();
+        }
+        if let Some(writer) = self.log_writer.take() {
+            writer.join();
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}
+
+fn load_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, StartError> {
+    let files = config.server.tls.as_ref();
+    files.map(tls::load).transpose().map_err(StartError::Tls)
+}
+
+fn open_log(
+    config: &Config,
+    metrics: &Metrics,
+    log_to: impl io::Write + Send + 'static,
+) -> (AccessLog, Option<Writer>) {
+    if !config.log.access {
+        return (AccessLog::off(), None);
+    }
+    let (log, writer) = AccessLog::start(log_to, metrics.access_log_dropped.clone());
+    (log, Some(writer))
+}
+
+/// The data socket and, unless it is off, the admin socket.
+fn sockets(
+    given: Listeners,
+    config: &Config,
+) -> Result<(StdListener, Option<StdListener>), StartError> {
+    let data = listen(given.data, config.server.listen, "--listen, server.listen")?;
+    let admin = match (given.admin, config.admin.listen) {
+        (None, None) => None,
+        (given, address) => Some(listen(
+            given,
+            address.unwrap_or(config.server.listen),
+            "--admin, admin.listen",
+        )?),
+    };
+    Ok((data, admin))
+}
+
+fn listen(
+    given: Option<StdListener>,
+    address: SocketAddr,
+    what: &'static str,
+) -> Result<StdListener, StartError> {
+    let failed = |source| StartError::Listen {
+        what,
+        address,
+        source,
+    };
+    let listener = given
+        .map_or_else(|| serve::bind(address), Ok)
+        .map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+fn local(listener: &StdListener, configured: SocketAddr) -> SocketAddr {
+    listener.local_addr().unwrap_or(configured)
+}
+
+fn generation(registry: &Registry, config: Config, number: u64) -> Result<Generation, StartError> {
+    let routes = registry.build(&config).map_err(StartError::Build)?;
+    let keys = Keys::new(&config.keys);
+    Ok(Generation {
+        number,
+        config,
+        routes,
+        keys,
+    })
+}
+
+fn tcp_options(config: &Config) -> TcpOptions {
+    TcpOptions {
+        user_timeout: config.server.tcp_user_timeout,
+        keep_alive: config.server.tcp_keep_alive,
+    }
+}
+
+fn settings(
+    config: &Config,
+    tls: Option<watch::Receiver<Arc<rustls::ServerConfig>>>,
+    signals: &Signals,
+    metrics: &Arc<Metrics>,
+    tasks: &TaskTracker,
+) -> connection::Settings {
+    let timeouts = config.edge_timeouts();
+    connection::Settings {
+        limits: guard::Limits {
+            request_head: timeouts.request_head,
+            keep_alive: config.server.keep_alive,
+            write: timeouts.write,
+        },
+        tls_handshake: timeouts.tls,
+        half_close: config.server.half_close,
+        head_bytes: config.limits.request_head_bytes,
+        buffer_bytes: config.limits.stream_buffer_bytes,
+        tcp: tcp_options(config),
+        tls,
+        drain: signals.drain.clone(),
+        metrics: Arc::clone(metrics),
+        tasks: tasks.clone(),
+    }
+}
+
+fn workers(
+    caller: &Arc<Caller>,
+    settings: &Arc<connection::Settings>,
+    tasks: &TaskTracker,
+) -> io::Result<Vec<worker::Running>> {
+    let generation = caller.generation();
+    let config = &generation.config;
+    let count = u32::try_from(config.server.workers.get()).unwrap_or(u32::MAX);
+    (0..count)
+        .map(|id| {
+            let pool = Arc::new(Pool::default());
+            let own = Arc::new(Worker {
+                id,
+                pool: Arc::clone(&pool),
+                tasks: tasks.clone(),
+                drivers: TaskTracker::new(),
+                tcp: tcp_options(config),
+                stream_buffer_bytes: config.limits.stream_buffer_bytes,
+            });
+            worker::start(worker::Plan {
+                id,
+                pool,
+                tasks: tasks.clone(),
+                settings: Arc::clone(settings),
+                service: Front::new(Arc::clone(caller), own),
+            })
+        })
+        .collect()
+}
+
+/// The thread that accepts and answers the operator: calls never hold it up.
+struct Control {
+    data: StdListener,
+    admin: Option<StdListener>,
+    lanes: Vec<serve::Lane>,
+    connections_max: usize,
+    view: admin::View,
+    signals: Signals,
+}
+
+impl Control {
+    fn start(self) -> io::Result<JoinHandle<()>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || runtime.block_on(self.run()))
+    }
+
+    async fn run(self) {
+        let Self {
+            data,
+            admin,
+            lanes,
+            connections_max,
+            view,
+            signals,
+        } = self;
+        let metrics = Arc::clone(&view.metrics);
+        let stop = signals.stop_accepting.clone();
+        let accept = async {
+            if let Err(error) =
+                serve::accept(data, &lanes, connections_max, &metrics, stop.raised()).await
+            {
+                tracing::error!(%error, "the data listener failed");
+            }
+            // The lanes end with their last sender; until then the workers wait for connections.
+            drop(lanes);
+        };
+        let answer = async {
+            match admin.map(TcpListener::from_std).transpose() {
+                Ok(Some(listener)) => {
+                    admin::serve(listener, view, signals.stop_control.clone()).await
+                }
+                Ok(None) => {}
+                Err(error) => tracing::error!(%error, "the admin listener failed"),
+            }
+        };
+        tokio::join!(accept, answer);
+    }
+}
+
+fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
+    let mut server = new.server.clone();
+    // These take effect at once.
+    (server.drain, server.drain_lag, server.allow_unauthenticated) = (
+        old.server.drain,
+        old.server.drain_lag,
+        old.server.allow_unauthenticated,
+    );
+    let tls_files_only = old.server.tls.is_some() == new.server.tls.is_some();
+    if tls_files_only {
+        server.tls.clone_from(&old.server.tls);
+    }
+    let (was, is) = (old.edge_timeouts(), new.edge_timeouts());
+    let edge = (was.request_head, was.write, was.tls) != (is.request_head, is.write, is.tls);
+    let buffers = (
+        old.limits.request_head_bytes,
+        old.limits.stream_buffer_bytes,
+    ) != (
+        new.limits.request_head_bytes,
+        new.limits.stream_buffer_bytes,
+    );
+    [
+        (server != old.server, "server"),
+        (new.admin != old.admin, "admin"),
+        (new.log != old.log, "log"),
+        (
+            edge,
+            "timeouts.request_head, timeouts.write, timeouts.tls (of clients)",
+        ),
+        (
+            buffers,
+            "limits.request_head_bytes, limits.stream_buffer_bytes",
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(changed, name)| changed.then_some(name))
+    .collect()
+}
