@@ -52,6 +52,7 @@ done
 if [ "${LOOM:-0}" = 1 ]; then
     for name in slot_follows_waiter lost_wakeup barging unclaimed_leaks; do
         wrap "$name"
+        RUSTFLAGS="--cfg loom" cargo test --quiet --no-run -p tidegate-limiter --test loom --release || exit 1
         if RUSTFLAGS="--cfg loom" suite --test loom --release; then
             echo "$name: ESCAPED loom"
             escaped=$((escaped + 1))

@@ -82,11 +82,14 @@
 #![warn(missing_docs)]
 
 mod arena;
+mod blocking;
 #[cfg(feature = "http-body")]
 mod body;
 mod call;
 mod clock;
 mod error;
+#[cfg(feature = "tower")]
+mod layer;
 mod ledger;
 mod limiter;
 mod limits;
@@ -104,9 +107,12 @@ struct Readme;
 
 #[cfg(feature = "http-body")]
 pub use self::body::SlotBody;
+#[cfg(feature = "tower")]
+pub use self::layer::{Limit, LimitError, LimitLayer};
 #[cfg(feature = "tokio")]
-pub use self::timed::{NotStarted, RunError};
+pub use self::timed::{DrainReport, NotStarted, RunError};
 pub use self::{
+    blocking::{BlockingCall, BlockingError, Threads},
     call::{Abandoned, CannotReturn, Linger, Slot, Started, Waiter},
     clock::{Clock, ManualClock},
     error::{Reason, Refused, Rejected},

@@ -142,6 +142,12 @@ impl Limiter {
         drop(remains);
     }
 
+    /// Takes no more offers, but serves the queue to its end: the gentle half of a shutdown.
+    pub fn seal(&self) {
+        let (mut ledger, _) = self.shared.now();
+        ledger.seal();
+    }
+
     /// Every gauge, counter and age at one instant.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -162,7 +168,8 @@ impl Limiter {
         ledger.running()
     }
 
-    /// Waits until nothing is queued and no slot is held: after [`close`](Self::close), the end of it all.
+    /// Waits until nothing is queued and no slot is held: after [`seal`](Self::seal) or
+    /// [`close`](Self::close), the end of it all.
     pub fn idle(&self) -> Idle {
         Idle {
             shared: self.shared.clone(),

@@ -280,9 +280,11 @@ impl Snapshot {
     /// Whether one more call would start at once.
     #[must_use]
     pub const fn has_room(&self) -> bool {
-        !self.closed
-            && self.attended < self.limit
-            && self.running + self.lingering < self.hard_limit
+        !self.closed && self.has_free_slot()
+    }
+
+    const fn has_free_slot(&self) -> bool {
+        self.attended < self.limit && self.running + self.lingering < self.hard_limit
     }
 
     /// Whether leftovers are all that keeps the next call from starting.
@@ -339,7 +341,7 @@ impl Snapshot {
             ),
             (
                 "queued > 0 implies no free slot",
-                self.queued == 0 || !self.has_room(),
+                self.queued == 0 || !self.has_free_slot(),
             ),
         ];
         identities

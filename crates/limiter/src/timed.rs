@@ -11,7 +11,7 @@ use crate::call::{Linger, Slot, Started};
 use crate::error::{Refused, Rejected};
 use crate::limiter::Limiter;
 use crate::limits::Ask;
-use crate::snapshot::Ended;
+use crate::snapshot::{Ended, RunningCall};
 
 /// A call that got no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,16 @@ pub enum NotStarted {
     Rejected(Rejected),
     /// The call was queued and its place ended without a slot.
     Refused(Refused),
+}
+
+/// What [`Limiter::drain`] left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DrainReport {
+    /// Queued calls that were sent away at the deadline.
+    pub sent_away: usize,
+    /// Calls that still held slots at the deadline: id, label, age.
+    pub still_running: Vec<RunningCall>,
 }
 
 /// A call run by [`Limiter::run`] that brought no answer.
@@ -102,6 +112,31 @@ impl Limiter {
                 RunError::RuntimeGone
             }
         })
+    }
+}
+
+impl Limiter {
+    /// Takes no more offers, lets the queue and the running work end until `deadline`, then sends away
+    /// what is still queued. Always returns by the deadline, with a report of what still runs; that work
+    /// goes on and keeps its slots.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future stops the waiting; the limiter stays closed to new offers. May be called again.
+    pub async fn drain(&self, deadline: Instant) -> DrainReport {
+        self.seal();
+        let ended = tokio::time::timeout_at(deadline, self.idle()).await;
+        let before = self.snapshot().left.closed;
+        self.close();
+        let sent_away = self.snapshot().left.closed - before;
+        DrainReport {
+            sent_away: usize::try_from(sent_away).unwrap_or(usize::MAX),
+            still_running: if ended.is_ok() {
+                Vec::new()
+            } else {
+                self.running()
+            },
+        }
     }
 }
 
@@ -341,5 +376,41 @@ mod tests {
         tokio::task::yield_now().await;
         let now = check(&limiter);
         assert_eq!((now.running, now.ended.ok.abandoned), (0, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_serves_the_queue_and_names_what_stays() {
+        let limiter = one();
+        let first = limiter.offer(Ask::new("first", 0)).expect("free").await;
+        let first = first.expect("free");
+        let second = limiter.offer(Ask::new("second", 0)).expect("queued");
+        let drain = {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.drain(Instant::now() + SECOND).await })
+        };
+        tokio::task::yield_now().await;
+        assert!(limiter.offer(Ask::default()).is_err());
+        drop(first);
+        let second = second.await.expect("served to the end");
+        let report = drain.await.expect("a report");
+        assert_eq!(report.sent_away, 0);
+        assert_eq!(report.still_running.len(), 1);
+        assert_eq!(&*report.still_running[0].label, "second");
+        drop(second);
+        let report = limiter.drain(Instant::now() + SECOND).await;
+        assert!(report.still_running.is_empty());
+        check(&limiter);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_sends_the_queue_away_at_its_deadline() {
+        let limiter = one();
+        let first = limiter.offer(Ask::default()).expect("free").await;
+        let second = limiter.offer(Ask::default()).expect("queued");
+        let report = limiter.drain(Instant::now() + SECOND).await;
+        assert_eq!((report.sent_away, report.still_running.len()), (1, 1));
+        assert!(matches!(second.await, Err(Refused::Closed)));
+        drop(first);
+        assert_eq!(check(&limiter).running, 0);
     }
 }

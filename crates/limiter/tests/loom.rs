@@ -249,3 +249,18 @@ fn growing_meets_a_waiter_that_leaves() {
         check_empty(&limiter);
     });
 }
+
+#[test]
+fn the_end_of_it_all_is_heard() {
+    explore(|| {
+        let limiter = limiter(1, 1);
+        let first = start(&limiter);
+        let queued = limiter.offer(Ask::default()).expect("queued");
+        let end = thread::spawn(move || drop(first));
+        let leave = thread::spawn(move || drop(queued));
+        block_on(limiter.idle());
+        check_empty(&limiter);
+        end.join().expect("end");
+        leave.join().expect("leave");
+    });
+}

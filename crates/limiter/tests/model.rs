@@ -130,8 +130,13 @@ impl World {
                 self.naive.resize(limits);
             }
             7 if choice.of(12) == 0 => {
-                self.limiter.close();
-                self.naive.close();
+                if choice.of(2) == 0 {
+                    self.limiter.seal();
+                    self.naive.closed = true;
+                } else {
+                    self.limiter.close();
+                    self.naive.close();
+                }
             }
             _ => self.touch(&mut choice),
         }

@@ -186,6 +186,11 @@ impl Ledger {
         wakes
     }
 
+    /// Takes no more offers; the queue is served to its end.
+    pub(crate) const fn seal(&mut self) {
+        self.closed = true;
+    }
+
     /// Takes no more offers and sends the queued calls away.
     pub(crate) fn close(&mut self) -> (Wakes, Vec<Remains>) {
         let mut wakes = Wakes::default();
