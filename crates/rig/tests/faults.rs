@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_rig::script::Accept;
-use tidegate_rig::{BodyEnd, Closed, Event, FakeUpstream, RawClient, ResponseHead, Script};
+use tidegate_rig::{
+    BlackHole, BodyEnd, Closed, Event, FakeUpstream, RawClient, ResponseHead, Script,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -388,4 +390,12 @@ async fn trailers_and_chunk_extensions_are_written() {
     let (events, end) = client.all_events().await.expect("events");
     assert_eq!((events.len(), end), (3, BodyEnd::Clean));
     assert_eq!(client.closed(SOON).await, Closed::Fin);
+}
+
+#[tokio::test]
+async fn a_black_hole_neither_accepts_nor_refuses() {
+    let hole = BlackHole::start(ANY).expect("a loopback port");
+    let connect = RawClient::connect(hole.addr());
+    let within = Duration::from_millis(500);
+    assert!(tokio::time::timeout(within, connect).await.is_err());
 }

@@ -60,6 +60,8 @@ pub(crate) struct Ask {
     pub(crate) test_id: Option<String>,
     pub(crate) accepts_gzip: bool,
     pub(crate) head_request: bool,
+    /// The request asks for the connection to be closed.
+    pub(crate) close: bool,
     /// The script the body brings, as JSON text.
     pub(crate) rig: Option<String>,
 }
@@ -109,6 +111,7 @@ impl Ask {
             test_id: lenient(fields.test_id),
             accepts_gzip: false,
             head_request: false,
+            close: false,
             rig: fields.rig.map(|r| r.get().to_owned()),
         }
     }

@@ -158,7 +158,8 @@ fn preface(page: &mut String, machine: &Machine, runs: &[Run]) {
             "Written by `rig bench`. Medians of {rounds} interleaved rounds, lowest and highest in brackets; \
              ratios are medians of the ratios within a round. Load, upstream and gateway share the machine. \
              CPU is the gateway's processes alone, from the scheduler's counters. Delay is from the upstream's \
-             stamp to the client's read, so the direct connection's line is the floor of the others.\n\n"
+             stamp to the client's read, so the direct connection's line is the floor of the others. \
+             Others' CPU is what neither load nor upstream nor gateway used: above a few percent, take the row with care.\n\n"
         ),
     );
     put(
@@ -185,6 +186,7 @@ fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
     for column in table.columns {
         put(page, format_args!(" {} |", column.title));
     }
+    put(page, format_args!(" others' CPU, % |"));
     let first = table.columns[0].get;
     let rivals: Vec<&str> = ["nginx", "HAProxy"]
         .into_iter()
@@ -194,7 +196,7 @@ fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
         put(page, format_args!(" × {rival} |"));
     }
     page.push_str("\n|---|");
-    page.push_str(&"---|".repeat(table.columns.len() + rivals.len()));
+    page.push_str(&"---|".repeat(table.columns.len() + 1 + rivals.len()));
     page.push('\n');
     for name in names {
         put(page, format_args!("| {name} |"));
@@ -202,6 +204,12 @@ fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
             let values = values(runs, table.scenario, name, column.get);
             put(page, format_args!(" {} |", spread(&values, column.digits)));
         }
+        let others: Vec<(usize, f64)> = runs
+            .iter()
+            .filter(|r| r.scenario == table.scenario && r.contender == *name)
+            .filter_map(|r| Some((r.round, r.others_percent?)))
+            .collect();
+        put(page, format_args!(" {} |", spread(&others, 0)));
         let mine = values(runs, table.scenario, name, first);
         for rival in &rivals {
             let theirs = values(runs, table.scenario, rival, first);

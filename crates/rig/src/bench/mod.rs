@@ -1,26 +1,28 @@
 //! The same load on several gateways in turn, interleaved and repeated.
 
+mod busy;
 mod contender;
 mod figures;
 mod machine;
 mod markdown;
+mod upstream;
 mod verdict;
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use busy::Busy;
 pub use contender::{Contender, Kind};
 pub use machine::Machine;
 pub use markdown::markdown;
+use upstream::Upstream;
 pub use verdict::{Verdict, verdicts};
 
 use crate::load::{
-    CallsPlan, Control, Cut, HeldPlan, Report, StormPlan, StreamsPlan, Target, calls, idle, slow,
-    storm, streams,
+    CallsPlan, Cut, HeldPlan, Report, StormPlan, StreamsPlan, Target, calls, idle, slow, storm,
+    streams,
 };
 
 /// What is compared, and how much of it.
@@ -45,6 +47,9 @@ pub struct Run {
     pub contender: String,
     /// Name of the scenario.
     pub scenario: String,
+    /// CPU that neither the load nor the upstream nor the contender used,
+    /// percent of the machine: how much the run was disturbed.
+    pub others_percent: Option<f64>,
     /// What it found.
     pub report: Report,
 }
@@ -52,13 +57,9 @@ pub struct Run {
 /// All scenarios, in the order they run.
 pub const SCENARIOS: [&str; 6] = ["calls", "streams", "idle", "slow", "storm-rst", "storm-fin"];
 
-/// Runs the plan against a fake upstream at `upstream`; runs done so far are
-/// given to `done` one by one, so that an interrupted bench has a result.
-pub async fn run(
-    plan: &Plan,
-    upstream: SocketAddr,
-    mut done: impl FnMut(&Run),
-) -> io::Result<Vec<Run>> {
+/// Runs the plan; runs are given to `done` one by one, so that an interrupted
+/// bench has a result.
+pub async fn run(plan: &Plan, mut done: impl FnMut(&Run)) -> io::Result<Vec<Run>> {
     let mut runs = Vec::new();
     let say = crate::cli::complain;
     for round in 0..plan.rounds {
@@ -72,19 +73,20 @@ pub async fn run(
                     plan.rounds,
                     kind.name()
                 ));
-                let report = match one(plan, *kind, program, upstream, scenario).await {
-                    Ok(report) => report,
+                let (report, others_percent) = match one(plan, *kind, program, scenario).await {
+                    Ok(found) => found,
                     Err(e) => {
                         say(&format!("rig: {}: {scenario}: {e}", kind.name()));
                         let mut report = Report::default();
                         report.errors.insert(e.to_string(), 1);
-                        report
+                        (report, None)
                     }
                 };
                 let run = Run {
                     round,
                     contender: kind.name().to_owned(),
                     scenario: scenario.clone(),
+                    others_percent,
                     report,
                 };
                 done(&run);
@@ -99,19 +101,21 @@ async fn one(
     plan: &Plan,
     kind: Kind,
     program: &std::path::Path,
-    upstream: SocketAddr,
     scenario: &str,
-) -> io::Result<Report> {
-    let contender = Contender::start(kind, program, upstream).await?;
-    let control = Control { addr: upstream };
-    control.quiet(Duration::from_secs(20)).await?;
-    control.reset().await?;
+) -> io::Result<(Report, Option<f64>)> {
+    // Fresh ports each time: sockets that linger from the run before are not
+    // counted in this one.
+    let upstream = Upstream::start().await?;
+    let contender = Contender::start(kind, program, upstream.addr()).await?;
     let mut target = Target::new(contender.addr());
-    target.upstream = Some(upstream);
+    target.upstream = Some(upstream.addr());
     target.pid = contender.pid();
+    let before = Busy::now();
     let report = load(plan, &target, scenario).await;
+    let others = before.others_percent(&Busy::now());
     contender.stop().await;
-    report
+    upstream.stop().await;
+    Ok((report?, others))
 }
 
 async fn load(plan: &Plan, target: &Target, scenario: &str) -> io::Result<Report> {

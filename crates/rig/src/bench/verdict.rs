@@ -117,6 +117,7 @@ mod tests {
             round,
             contender: contender.to_owned(),
             scenario: "calls".to_owned(),
+            others_percent: None,
             report: Report {
                 cpu_us_per_call: Some(cpu),
                 ..Report::default()

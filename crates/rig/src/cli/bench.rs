@@ -1,13 +1,10 @@
 //! `rig bench`.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 
 use clap::Args;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
 
 use crate::bench::{self, Kind, Machine, Plan, SCENARIOS, markdown, verdicts};
 
@@ -61,12 +58,11 @@ pub(super) async fn run(args: BenchArgs) -> io::Result<ExitCode> {
         })
         .collect();
     let machine = Machine::look(&programs).await;
-    let (mut child, upstream) = upstream().await?;
     let mut json = match &args.json {
         Some(path) => Some(std::fs::File::create(path)?),
         None => None,
     };
-    let result = bench::run(&plan, upstream, |run| {
+    let runs = bench::run(&plan, |run| {
         if let Some(file) = &mut json {
             let line = serde_json::to_string(run).unwrap_or_default();
             if let Err(e) = io::Write::write_all(file, format!("{line}\n").as_bytes()) {
@@ -74,10 +70,7 @@ pub(super) async fn run(args: BenchArgs) -> io::Result<ExitCode> {
             }
         }
     })
-    .await;
-    // It may have died before us; then there is nothing left to end.
-    let _ = child.kill().await;
-    let runs = result?;
+    .await?;
     let page = markdown(&machine, &runs);
     match &args.out {
         Some(path) => std::fs::write(path, &page)?,
@@ -118,22 +111,4 @@ fn plan(args: &BenchArgs) -> io::Result<Plan> {
         rounds: if args.quick { 2 } else { args.rounds.max(1) },
         quick: args.quick,
     })
-}
-
-/// Starts the fake upstream as a process of its own.
-async fn upstream() -> io::Result<(Child, SocketAddr)> {
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["fake-upstream", "--listen", "127.0.0.1:0"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).await?;
-    let addr = line.trim().rsplit(' ').next().unwrap_or_default();
-    let addr = addr
-        .parse()
-        .map_err(|_| io::Error::other(format!("the fake upstream says {line:?}")))?;
-    Ok((child, addr))
 }

@@ -72,6 +72,16 @@ impl Watched {
         seen.then_some(total)
     }
 
+    /// CPU time of one process and its children, microseconds.
+    pub(crate) fn cpu_us_of(pid: u32) -> Option<u64> {
+        let watched = Self {
+            pid: Some(pid),
+            listen: 0,
+            upstream: None,
+        };
+        watched.process().map(|p| p.cpu_us)
+    }
+
     /// The sockets now.
     #[must_use]
     pub fn sockets(&self) -> Sockets {

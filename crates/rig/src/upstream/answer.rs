@@ -126,7 +126,7 @@ impl<'a> Answer<'a> {
         if self.pen.chunked {
             lines.push(("transfer-encoding".into(), "chunked".into()));
         }
-        if script.close || matches!(self.framing, Framing::Close) {
+        if script.close || self.ask.close || self.framing == Framing::Close {
             lines.push(("connection".into(), "close".into()));
         }
         if let Some(seconds) = script.keep_alive_s {

@@ -322,6 +322,7 @@ impl HeadFacts {
     fn give(&self, ask: &mut Ask) {
         ask.accepts_gzip = self.gzip;
         ask.head_request = self.head_request;
+        ask.close = self.close;
         if self.test_id.is_some() {
             ask.test_id.clone_from(&self.test_id);
         }

@@ -1,12 +1,15 @@
 //! A fake model server that can be told to misbehave and that counts the truth.
 
 mod answer;
+mod black_hole;
 mod connection;
 mod control;
 mod dress;
 mod gone;
 mod pen;
 mod request;
+
+pub use black_hole::BlackHole;
 
 use std::collections::HashMap;
 use std::io;
