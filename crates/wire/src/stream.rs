@@ -7,6 +7,9 @@ use crate::{Dialect, Usage};
 use bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 
+/// Room for the end of a common event, so that joining it takes one allocation.
+const HELD_ROOM: usize = 256;
+
 /// Cuts an upstream's event stream at event boundaries and tells what is in each cut.
 ///
 /// The concatenated bytes of all pieces are the bytes that were pushed, always.
@@ -213,6 +216,7 @@ impl StreamScanner {
         while let Some(rest) = chunk.get(run.len..).filter(|rest| !rest.is_empty()) {
             let Some(len) = self.boundaries.next(rest) else {
                 if rest.len() <= self.event_bytes {
+                    self.held.reserve(rest.len() + HELD_ROOM);
                     self.held.extend_from_slice(rest);
                     self.chunk.truncate(run.len);
                     break;
