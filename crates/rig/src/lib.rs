@@ -23,4 +23,4 @@ pub use raw::{BodyEnd, Closed, RawClient, ResponseHead};
 pub use script::Script;
 pub use sse::Event;
 pub use truth::{CallTruth, Ended, PeerEnd, Truth};
-pub use upstream::{BlackHole, FakeUpstream};
+pub use upstream::{BlackHole, FakeUpstream, H2Front, H2Options, H2Truth};

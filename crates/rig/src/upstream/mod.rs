@@ -6,10 +6,12 @@ mod connection;
 mod control;
 mod dress;
 mod gone;
+mod h2_front;
 mod pen;
 mod request;
 
 pub use black_hole::BlackHole;
+pub use h2_front::{H2Front, H2Options, H2Truth};
 
 use std::collections::HashMap;
 use std::io;
