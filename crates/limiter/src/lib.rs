@@ -81,6 +81,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod adaptive;
 mod arena;
 mod blocking;
 #[cfg(feature = "http-body")]
@@ -112,6 +113,7 @@ pub use self::layer::{Limit, LimitError, LimitLayer};
 #[cfg(feature = "tokio")]
 pub use self::timed::{DrainReport, NotStarted, RunError};
 pub use self::{
+    adaptive::{Adaptive, Sample},
     blocking::{BlockingCall, BlockingError, Threads},
     call::{Abandoned, CannotReturn, Linger, Slot, Started, Waiter},
     clock::{Clock, ManualClock},
