@@ -89,9 +89,10 @@ impl Limiter {
     pub fn offer(&self, ask: Ask) -> Result<Place, Rejected> {
         let terms = self.terms(&ask);
         let (mut ledger, _) = self.shared.now();
-        let (key, started) = ledger.offer(&ask, &terms)?;
+        let admitted = ledger.offer(&ask, &terms)?;
         drop(ledger);
-        Ok(Place::new(self.handle(key), started))
+        admitted.wakes.wake();
+        Ok(Place::new(self.handle(admitted.key), admitted.started))
     }
 
     /// What [`offer`](Self::offer) would say now to a call of so many bytes, without counting an offer
@@ -180,6 +181,7 @@ impl Limiter {
     fn terms(&self, ask: &Ask) -> Terms {
         Terms {
             bytes: ask.bytes,
+            weight: usize::try_from(ask.weight.get()).unwrap_or(usize::MAX),
             class: ask.class,
             flow: ask.flow,
             deadline: match ask.deadline {

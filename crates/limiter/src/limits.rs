@@ -1,14 +1,14 @@
 //! What an operator sets and what a caller asks for.
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The largest `limit`, `hard_limit` and `queue` that are accepted: 2^24, far above any sane setting.
 pub const MAX_CALLS: usize = 1 << 24;
 
-/// The bounds of one limiter. There is no way to make an unbounded queue.
+/// The bounds of one limiter, in calls of weight one ([`Ask::weight`]). There is no way to make an unbounded queue.
 ///
 /// `limit` bounds the *attended* calls, `hard_limit` bounds everything that really occupies the
 /// upstream: attended, abandoned and lingering. They are equal by default, so that a limit of one
@@ -26,11 +26,11 @@ pub const MAX_CALLS: usize = 1 << 24;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The most attended calls at once, in calls.
+    /// The most attended calls at once.
     pub limit: NonZeroUsize,
-    /// The most calls that really occupy the upstream at once, in calls. Never below `limit`.
+    /// The most calls that really occupy the upstream at once. Never below `limit`.
     pub hard_limit: NonZeroUsize,
-    /// The most queued calls, in calls. Zero means: start at once or be rejected.
+    /// The most queued calls, whatever their weight. Zero means: start at once or be rejected.
     pub queue: usize,
     /// The most [`Ask::bytes`] the queued calls may hold together, in bytes.
     pub queue_bytes: u64,
@@ -73,13 +73,17 @@ pub enum LimitsError {
 /// assert_eq!(ask.bytes, 4096);
 /// assert_eq!(Ask::default().bytes, 0);
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ask {
     /// Names the call in reports of what still runs. Cheap to clone; empty by default.
     pub label: Arc<str>,
     /// What the caller holds in memory while it is queued, in bytes.
     pub bytes: u64,
+    /// How many slots it takes: one by default. A call heavier than the limit takes the whole limit. The
+    /// next in the queue waits until it fits, and nobody behind it starts before, so a heavy call cannot
+    /// starve.
+    pub weight: NonZeroU32,
     /// Whose call it is, to be fair between them: any number that stands for a tenant or a key. Calls of
     /// one flow are first in, first out. Zero by default.
     pub flow: u64,
@@ -213,6 +217,13 @@ impl Ask {
         }
     }
 
+    /// Sets how many slots it takes.
+    #[must_use]
+    pub const fn with_weight(mut self, slots: NonZeroU32) -> Self {
+        self.weight = slots;
+        self
+    }
+
     /// Sets whose call it is.
     #[must_use]
     pub const fn with_flow(mut self, flow: u64) -> Self {
@@ -232,6 +243,19 @@ impl Ask {
     pub const fn with_deadline(mut self, deadline: Instant) -> Self {
         self.deadline = Some(deadline);
         self
+    }
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self {
+            label: Arc::default(),
+            bytes: 0,
+            weight: NonZeroU32::MIN,
+            flow: 0,
+            class: Class::default(),
+            deadline: None,
+        }
     }
 }
 

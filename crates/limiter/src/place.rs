@@ -48,7 +48,11 @@ impl Place {
         let call = self.call.take()?;
         match call.leave(Leave::Deadline) {
             Departure::Running { queued_for } => Some(Started::new(call.handle, queued_for)),
-            Departure::Left { .. } | Departure::Gone => None,
+            Departure::Left { wakes, .. } => {
+                wakes.wake();
+                None
+            }
+            Departure::Gone => None,
         }
     }
 
@@ -100,7 +104,10 @@ impl Future for Place {
                 waited,
                 retry_after,
             } => {
-                drop(call.leave(why)); // it left before; this takes the entry away
+                // It has left already; this takes its entry away.
+                if let Departure::Left { wakes, .. } = call.leave(why) {
+                    wakes.wake();
+                }
                 Err(if why == Leave::Overload {
                     Refused::Overloaded {
                         waited,
@@ -120,8 +127,12 @@ impl Future for Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let Some(call) = self.call.take() else { return };
-        if let Departure::Running { .. } = call.leave(Leave::Caller) {
-            call.handle.release(|ledger, key| ledger.end_unclaimed(key));
+        match call.leave(Leave::Caller) {
+            Departure::Running { .. } => {
+                call.handle.release(|ledger, key| ledger.end_unclaimed(key));
+            }
+            Departure::Left { wakes, .. } => wakes.wake(),
+            Departure::Gone => {}
         }
     }
 }

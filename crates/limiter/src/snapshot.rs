@@ -105,6 +105,12 @@ pub struct Snapshot {
     pub attended: usize,
     /// Running calls nobody waits for.
     pub abandoned: usize,
+    /// The slots of the attended calls: `attended` when every call has weight one.
+    pub attended_weight: usize,
+    /// The slots of all running and lingering calls: their number when every call has weight one.
+    pub held_weight: usize,
+    /// What the next call in the queue takes, if any.
+    pub next_weight: Option<usize>,
     /// Calls whose local work is over and whose remote part may run on. Each holds a slot.
     pub lingering: usize,
     /// Those of them whose waiter had left before.
@@ -156,6 +162,8 @@ pub struct RunningCall {
     pub id: u64,
     /// [`Ask::label`](crate::Ask::label).
     pub label: Arc<str>,
+    /// How many slots it holds.
+    pub weight: usize,
     /// Since it got its slot.
     pub age: Duration,
     /// Since its waiter left, if it has.
@@ -277,31 +285,41 @@ impl LeftCounts {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// Whether one more call would start at once.
+    /// Whether one more call of weight one would start at once.
     #[must_use]
     pub const fn has_room(&self) -> bool {
-        !self.closed && self.has_free_slot()
+        !self.closed && self.queued == 0 && self.has_free_slot()
     }
 
     const fn has_free_slot(&self) -> bool {
-        self.attended < self.limit && self.running + self.lingering < self.hard_limit
+        self.attended_weight < self.limit && self.held_weight < self.hard_limit
+    }
+
+    /// Whether the next in the queue could start.
+    fn next_fits(&self) -> bool {
+        self.next_weight.is_some_and(|weight| {
+            let weight = weight.min(self.limit);
+            self.attended_weight + weight <= self.limit
+                && self.held_weight + weight <= self.hard_limit
+        })
     }
 
     /// Whether leftovers are all that keeps the next call from starting.
     #[must_use]
     pub const fn leftovers_block(&self) -> bool {
-        self.attended < self.limit && self.running + self.lingering >= self.hard_limit
+        self.attended_weight < self.limit && self.held_weight >= self.hard_limit
     }
 
     /// Names a sum that does not hold, which would be a bug of this crate.
     ///
     /// - `running = attended + abandoned`
-    /// - `attended <= limit` and `running + lingering <= hard_limit`, but while `over_limit`
+    /// - `attended <= attended_weight <= limit` and
+    ///   `running + lingering <= held_weight <= hard_limit`, the limits but while `over_limit`
     /// - `offered = rejected + admitted`
     /// - `admitted = queued + started + left`
     /// - `started = running + lingering + ended`
     /// - `abandoned_total = abandoned + lingering_abandoned + ended(abandoned) + reattached_total`
-    /// - `queued > 0` implies that no slot is free
+    /// - `queued > 0` implies that the next does not fit: with weight one, that no slot is free
     #[must_use]
     pub fn broken_identity(&self) -> Option<&'static str> {
         let count = |calls: usize| calls as u64;
@@ -314,11 +332,15 @@ impl Snapshot {
             ),
             (
                 "attended <= limit",
-                self.over_limit || self.attended <= self.limit,
+                self.over_limit || self.attended_weight <= self.limit,
             ),
             (
                 "running + lingering <= hard_limit",
-                self.over_limit || occupied <= self.hard_limit,
+                self.over_limit || self.held_weight <= self.hard_limit,
+            ),
+            (
+                "calls weigh at least one each",
+                self.attended <= self.attended_weight && occupied <= self.held_weight,
             ),
             (
                 "offered = rejected + admitted",
@@ -340,8 +362,8 @@ impl Snapshot {
                         + self.reattached_total,
             ),
             (
-                "queued > 0 implies no free slot",
-                self.queued == 0 || !self.has_free_slot(),
+                "queued > 0 implies that the next does not fit",
+                (self.queued == 0) == self.next_weight.is_none() && !self.next_fits(),
             ),
         ];
         identities

@@ -96,6 +96,7 @@ impl Choice {
         let late = self.of(2) == 0;
         Asked {
             bytes: u64::from(self.of(4)) * 10,
+            weight: [1, 1, 1, 2, 5][self.below(5)],
             class: Class::ALL[self.below(3)],
             flow: u64::from(self.of(3)),
             deadline: late.then(|| now + Duration::from_millis([0, 10, 300, 3_000][self.below(4)])),
@@ -147,6 +148,12 @@ impl World {
         let asked = choice.ask(self.naive.now);
         let label = self.hands.len().to_string();
         let mut ask = Ask::new(label, asked.bytes)
+            .with_weight(
+                u32::try_from(asked.weight)
+                    .expect("light")
+                    .try_into()
+                    .expect("not zero"),
+            )
             .with_class(asked.class)
             .with_flow(asked.flow);
         ask.deadline = asked
@@ -194,6 +201,7 @@ impl World {
                 && place.is_some_and(|place| place.position().is_none())
         };
         Seen {
+            next_weight: self.limiter.snapshot().next_weight,
             sent_away: (0..self.hands.len()).filter(sent_away).collect(),
             holding,
         }
@@ -349,6 +357,8 @@ impl World {
         assert_eq!(real.running, naive.in_state(State::Running), "running");
         assert_eq!(real.attended, naive.attended(), "attended");
         assert_eq!(real.abandoned, naive.abandoned(), "abandoned");
+        assert_eq!(real.attended_weight, naive.attended_weight());
+        assert_eq!(real.held_weight, naive.held_weight());
         assert_eq!(real.lingering, naive.in_state(State::Lingering));
         assert_eq!(real.offered, naive.totals.offered);
         assert_eq!(real.rejected, naive.totals.rejected);
@@ -391,7 +401,9 @@ impl World {
         let mut ahead = [0; Class::ALL.len()];
         let mut holding = 0;
         for (hands, naive) in self.hands.iter().zip(&self.naive.calls) {
-            holding += usize::from(hands.slot.is_some() || hands.linger.is_some());
+            if hands.slot.is_some() || hands.linger.is_some() {
+                holding += naive.held;
+            }
             let queued = naive.state == State::Queued;
             if let Some(place) = &hands.place {
                 let before = ahead[naive.ask.class as usize];
@@ -406,10 +418,7 @@ impl World {
             }
         }
         let real = self.limiter.snapshot();
-        assert!(
-            holding <= real.running + real.lingering,
-            "slots out of nowhere"
-        );
+        assert!(holding <= real.held_weight, "slots out of nowhere");
         assert!(
             real.over_limit || holding <= self.naive.limits.hard_limit.get(),
             "more at once than the hard limit"

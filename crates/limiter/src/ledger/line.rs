@@ -125,20 +125,12 @@ impl Line {
         }
     }
 
-    /// Decides who gets the slot that is free now, and remembers who was passed over.
-    pub(super) fn next(&mut self, calls: &Arena<Call>, newest_first: bool) -> Option<Key> {
+    /// Decides who is next.
+    pub(super) fn next(&self, calls: &Arena<Call>, newest_first: bool) -> Option<Key> {
         let waits = |rank: &Rank| rank.queued > 0;
         let floor = |rank: &Rank| waits(rank) && rank.passed_over + 1 >= FLOOR_EVERY;
-        let starved = self.ranks.iter().position(floor);
-        let chosen = starved.or_else(|| self.ranks.iter().position(waits))?;
-        for (class, rank) in self.ranks.iter_mut().enumerate() {
-            if class == chosen {
-                rank.passed_over = 0;
-            } else if waits(rank) {
-                rank.passed_over = rank.passed_over.saturating_add(1);
-            }
-        }
-        let rank = &self.ranks[chosen];
+        let starved = self.ranks.iter().find(|rank| floor(rank));
+        let rank = starved.or_else(|| self.ranks.iter().find(|rank| waits(rank)))?;
         let (_, _, key) = if cfg!(mutation = "most_spent_first") {
             rank.waiting.last()?
         } else {
@@ -149,6 +141,17 @@ impl Line {
             return queue.back(calls);
         }
         queue.front(calls)
+    }
+
+    /// A call of this class is served: remembers who was passed over.
+    pub(super) fn pass_over(&mut self, served: Class) {
+        for (class, rank) in Class::ALL.into_iter().zip(&mut self.ranks) {
+            if class == served {
+                rank.passed_over = 0;
+            } else if rank.queued > 0 {
+                rank.passed_over = rank.passed_over.saturating_add(1);
+            }
+        }
     }
 
     /// A call of the flow got its slot: charges what it will probably cost.

@@ -56,6 +56,9 @@ pub(crate) struct Ledger {
     queue: List<1>,
     abandoned: List<1>,
     queued_bytes: u64,
+    /// Slots of the attended calls, and of all that hold any.
+    attended_weight: usize,
+    held_weight: usize,
     lingering_abandoned: usize,
     tally: Tally,
     drain: Drain,
@@ -69,6 +72,8 @@ pub(crate) struct Ledger {
 struct Call {
     label: Arc<str>,
     bytes: u64,
+    /// Slots asked for; once started, slots held.
+    weight: usize,
     class: Class,
     flow: Key,
     /// `Micros::MAX` for none.
@@ -115,7 +120,7 @@ pub(crate) enum Look {
 #[derive(Debug)]
 pub(crate) enum Departure {
     /// It left. What it held is to be dropped without the lock.
-    Left { _remains: Remains },
+    Left { wakes: Wakes, _remains: Remains },
     /// It had a slot already.
     Running { queued_for: Duration },
     /// It had gone already.
@@ -152,6 +157,8 @@ impl Ledger {
             queue: List::new(),
             abandoned: List::new(),
             queued_bytes: 0,
+            attended_weight: 0,
+            held_weight: 0,
             lingering_abandoned: 0,
             tally: Tally::default(),
             drain: Drain::default(),
@@ -172,8 +179,8 @@ impl Ledger {
         integrate(&mut tally.queued_micros, self.queue.len(), micros);
         integrate(&mut tally.running_micros, self.running.len(), micros);
         integrate(&mut tally.abandoned_micros, self.abandoned.len(), micros);
-        let occupied = self.running.len() + self.lingering.len();
-        self.drain.held((occupied as u64).saturating_mul(micros));
+        let held = self.held_weight as u64;
+        self.drain.held(held.saturating_mul(micros));
     }
 
     pub(crate) fn resize(&mut self, limits: Limits) -> Wakes {
@@ -223,19 +230,29 @@ impl Ledger {
         self.running.len() - self.abandoned.len()
     }
 
-    fn occupied(&self) -> usize {
+    /// Slots in use, by whomever.
+    fn held(&self) -> usize {
         if cfg!(mutation = "abandoned_cost_nothing") {
-            return self.attended() + self.lingering.len();
+            return self.attended_weight + self.lingering.len();
         }
-        self.running.len() + self.lingering.len()
+        self.held_weight
     }
 
-    fn has_room(&self) -> bool {
-        self.attended() < self.limits.limit.get() && self.occupied() < self.limits.hard_limit.get()
+    /// Whether a call of this weight could start now. One heavier than the limit takes the whole limit.
+    fn fits(&self, weight: usize) -> bool {
+        let limit = self.limits.limit.get();
+        let weight = weight.min(limit);
+        self.attended_weight + weight <= limit
+            && self.held() + weight <= self.limits.hard_limit.get()
+    }
+
+    fn next_weight(&self) -> Option<usize> {
+        let next = self.line.next(&self.calls, self.overload.stands())?;
+        Some(self.calls.get(next)?.weight)
     }
 
     fn is_idle(&self) -> bool {
-        self.occupied() == 0 && self.queue.len() == 0
+        self.running.len() + self.lingering.len() + self.queue.len() == 0
     }
 
     /// Whether nothing is queued and no slot is held; if not, who is to be woken then. Hands back the
@@ -290,6 +307,9 @@ impl Ledger {
             queued_bytes: self.queued_bytes,
             running: self.running.len(),
             attended: self.attended(),
+            attended_weight: self.attended_weight,
+            held_weight: self.held_weight,
+            next_weight: self.next_weight(),
             abandoned: self.abandoned.len(),
             lingering: self.lingering.len(),
             lingering_abandoned: self.lingering_abandoned,
@@ -324,6 +344,7 @@ impl Ledger {
                 Some(RunningCall {
                     id: key.id(),
                     label: call.label.clone(),
+                    weight: call.weight,
                     age: duration(self.now - call.began),
                     abandoned_since: (!call.attended).then(|| duration(self.now - call.since)),
                     lingering: call.state != State::Running,

@@ -14,10 +14,19 @@ use crate::limits::{Ask, Class};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) bytes: u64,
+    pub(crate) weight: usize,
     pub(crate) class: Class,
     pub(crate) flow: u64,
     /// `Micros::MAX` for none.
     pub(crate) deadline: Micros,
+}
+
+/// An offer that was taken.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) key: Key,
+    pub(crate) started: bool,
+    pub(crate) wakes: Wakes,
 }
 
 // === impl Ledger: the queue ===
@@ -25,7 +34,7 @@ pub(crate) struct Terms {
 impl Ledger {
     /// Whether an offer on these terms would be turned down now.
     pub(crate) fn verdict(&self, terms: &Terms) -> Option<Rejected> {
-        if !self.closed && self.has_room() {
+        if !self.closed && self.starts_at_once(terms) {
             return None;
         }
         let reason = self.obstacle(terms)?;
@@ -47,7 +56,8 @@ impl Ledger {
             return Some(Reason::Closed);
         }
         if self.queue.len() >= limits.queue + usize::from(cfg!(mutation = "queue_one_longer")) {
-            let leftovers = self.attended() < limits.limit.get();
+            let weight = terms.weight.min(limits.limit.get());
+            let leftovers = self.attended_weight + weight <= limits.limit.get();
             return Some(if leftovers {
                 Reason::LeftoverFull
             } else {
@@ -68,8 +78,8 @@ impl Ledger {
         too_late.then_some(Reason::Deadline)
     }
 
-    /// Takes an offer: with a slot at once (`true`) or with a place in the queue.
-    pub(crate) fn offer(&mut self, ask: &Ask, terms: &Terms) -> Result<(Key, bool), Rejected> {
+    /// Takes an offer: with a slot at once or with a place in the queue.
+    pub(crate) fn offer(&mut self, ask: &Ask, terms: &Terms) -> Result<Admitted, Rejected> {
         self.tally.offered += 1;
         if let Some(rejected) = self.verdict(terms) {
             self.tally.rejected(rejected.reason);
@@ -78,14 +88,15 @@ impl Ledger {
         Ok(self.admit(ask, terms))
     }
 
-    fn admit(&mut self, ask: &Ask, terms: &Terms) -> (Key, bool) {
+    fn admit(&mut self, ask: &Ask, terms: &Terms) -> Admitted {
+        let mut wakes = Wakes::default();
         self.tally.admitted += 1;
-        // The queue is empty whenever a slot is free, so this call is the next one.
-        let starts = self.has_room();
+        let starts = self.starts_at_once(terms);
         let flow = self.line.flow(terms.class, terms.flow);
         let key = self.calls.insert(Call {
             label: ask.label.clone(),
             bytes: terms.bytes,
+            weight: terms.weight,
             class: terms.class,
             flow,
             deadline: terms.deadline,
@@ -104,11 +115,24 @@ impl Ledger {
             self.queue.push_back(&mut self.calls, key);
             self.line.push(&mut self.calls, key, flow);
             self.queued_bytes += terms.bytes;
+            // It may be the next now, and lighter than the one that was.
+            if !cfg!(mutation = "newcomer_not_served") {
+                self.hand_off(&mut wakes);
+            }
         }
-        (key, starts)
+        let call = self.calls.get(key);
+        Admitted {
+            key,
+            started: call.is_some_and(|call| call.state == State::Running),
+            wakes,
+        }
     }
 
-    /// Gives a slot to a call that is on no list.
+    fn starts_at_once(&self, terms: &Terms) -> bool {
+        self.queue.len() == 0 && self.fits(terms.weight)
+    }
+
+    /// Gives its slots to a call that is on no list.
     fn start(&mut self, key: Key, flow: Key) -> Option<Waker> {
         let now = self.now;
         let estimate = self.drain.per_call();
@@ -116,6 +140,9 @@ impl Ledger {
         self.line.started(flow, estimate);
         self.tally.started += 1;
         let call = self.calls.get_mut(key)?;
+        call.weight = call.weight.min(self.limits.limit.get());
+        self.attended_weight += call.weight;
+        self.held_weight += call.weight;
         call.state = State::Running;
         call.queued_for = now - call.since;
         call.estimate = estimate;
@@ -124,13 +151,14 @@ impl Ledger {
         call.waker.take()
     }
 
-    /// Hands every free slot to the next in the queue, before anybody else can see it free.
+    /// Hands free slots to the next in the queue as long as it fits, before anybody else can see them
+    /// free.
     pub(super) fn hand_off(&mut self, wakes: &mut Wakes) {
         if self.over_limit {
-            self.over_limit = self.attended() > self.limits.limit.get()
-                || self.occupied() > self.limits.hard_limit.get();
+            self.over_limit = self.attended_weight > self.limits.limit.get()
+                || self.held() > self.limits.hard_limit.get();
         }
-        while self.has_room() {
+        while self.fits(1) {
             let oldest = self.since_front(&self.queue).unwrap_or(0);
             self.overload
                 .observe(self.now, oldest, self.limits.target_delay);
@@ -142,6 +170,13 @@ impl Ledger {
                 // Left for whoever comes first.
                 wakes.push(self.calls.get_mut(key).and_then(|call| call.waker.take()));
                 return;
+            }
+            let fits = self
+                .calls
+                .get(key)
+                .is_some_and(|call| self.fits(call.weight));
+            if !fits && !self.is_late(key) {
+                break;
             }
             let waker = self.serve(key);
             if !cfg!(mutation = "lost_wakeup") {
@@ -160,7 +195,9 @@ impl Ledger {
         if self.is_late(key) && !cfg!(mutation = "dead_on_arrival") {
             return self.send_away(key, Leave::Deadline);
         }
+        let class = self.calls.get(key)?.class;
         let flow = self.unqueue(key)?;
+        self.line.pass_over(class);
         self.start(key, flow)
     }
 
@@ -197,7 +234,7 @@ impl Ledger {
 
     /// Looks after a call whose waiter waits for its slot. Hands back the waker that is not needed any more.
     pub(crate) fn poll_start(&mut self, key: Key, waker: Waker) -> (Look, Option<Waker>) {
-        if cfg!(mutation = "barging") && self.position(key).is_some() && self.has_room() {
+        if cfg!(mutation = "barging") && self.position(key).is_some() && self.fits(1) {
             drop(self.serve(key));
         }
         let retry_after = self.retry_after();
@@ -222,6 +259,7 @@ impl Ledger {
         let Some(call) = self.calls.get(key) else {
             return Departure::Gone;
         };
+        let mut wakes = Wakes::default();
         match call.state {
             State::Queued => {
                 self.tally.left(why);
@@ -229,6 +267,10 @@ impl Ledger {
                     return Departure::Gone;
                 }
                 self.unqueue(key);
+                // A heavy call that did not fit may have stood before one that does.
+                if !cfg!(mutation = "leaving_frees_nobody") {
+                    self.hand_off(&mut wakes);
+                }
             }
             State::SentAway(_) => {}
             State::Running | State::Lingering(_) => {
@@ -237,7 +279,10 @@ impl Ledger {
             }
         }
         match self.forget(key) {
-            Some(remains) => Departure::Left { _remains: remains },
+            Some(remains) => Departure::Left {
+                wakes,
+                _remains: remains,
+            },
             None => Departure::Gone,
         }
     }

@@ -18,6 +18,7 @@ impl Ledger {
         }
         call.attended = false;
         call.since = now;
+        self.attended_weight -= call.weight;
         wakes.push(call.waker.take());
         self.abandoned.push_back(&mut self.calls, key);
         self.tally.abandoned += 1;
@@ -33,8 +34,8 @@ impl Ledger {
 
     /// The waiter of an abandoned call is back.
     pub(crate) fn come_back(&mut self, key: Key) -> Result<(), NoReturn> {
-        let full =
-            self.attended() >= self.limits.limit.get() && !cfg!(mutation = "back_above_the_limit");
+        let limit = self.limits.limit.get();
+        let taken = self.attended_weight;
         let call = self.calls.get_mut(key).ok_or(NoReturn::Over)?;
         if call.state != State::Running {
             return Err(NoReturn::Over);
@@ -42,10 +43,11 @@ impl Ledger {
         if call.attended {
             return Ok(());
         }
-        if full {
+        if taken + call.weight > limit && !cfg!(mutation = "back_above_the_limit") {
             return Err(NoReturn::Full);
         }
         call.attended = true;
+        self.attended_weight += call.weight;
         self.abandoned.unlink(&mut self.calls, key);
         self.tally.reattached += u64::from(!cfg!(mutation = "return_not_counted"));
         Ok(())
@@ -130,7 +132,9 @@ impl Ledger {
         self.tally.ended(outcome, attended);
         self.drain.ended(self.now);
         if let Some(call) = self.calls.get(key) {
-            let (flow, estimate, cost) = (call.flow, call.estimate, self.now - call.began);
+            let (flow, estimate, weight) = (call.flow, call.estimate, call.weight);
+            let cost = (self.now - call.began).saturating_mul(weight as u64);
+            self.held_weight -= weight;
             self.line.ended(flow, estimate, cost);
         }
         self.forget(key)
@@ -143,6 +147,9 @@ impl Ledger {
             return None;
         }
         let attended = call.attended;
+        if attended {
+            self.attended_weight -= call.weight;
+        }
         self.running.unlink(&mut self.calls, key);
         if !attended {
             self.abandoned.unlink(&mut self.calls, key);

@@ -245,3 +245,61 @@ fn flows_are_forgotten() {
     drop((running, waiting));
     assert_eq!(rig.check().flows, 0);
 }
+
+fn heavy(weight: u32) -> Ask {
+    Ask::default().with_weight(weight.try_into().expect("not zero"))
+}
+
+#[test]
+fn a_heavy_call_waits_until_it_fits_and_nobody_passes_it() {
+    let rig = Rig::new(wide(3));
+    let (first, second) = (started(rig.queue(heavy(1))), started(rig.queue(heavy(1))));
+    let big = rig.queue(heavy(2));
+    let mut small = rig.queue(heavy(1));
+    assert!(
+        poll(&mut small).is_pending(),
+        "a slot is free, but not for it"
+    );
+    let now = rig.check();
+    assert_eq!((now.held_weight, now.next_weight), (2, Some(2)));
+    drop(first);
+    let big = started(big);
+    assert_eq!(rig.check().held_weight, 3);
+    drop(second);
+    drop(started(small));
+    drop(big);
+    assert_eq!(rig.check().held_weight, 0);
+}
+
+#[test]
+fn a_heavy_call_that_leaves_lets_the_next_start() {
+    let rig = Rig::new(wide(2));
+    let running = rig.start();
+    let big = rig.queue(heavy(2));
+    let mut small = rig.queue(heavy(1));
+    let alarm = Arc::<Alarm>::default();
+    assert!(poll_with(&mut small, &alarm).is_pending());
+    drop(big);
+    assert_eq!(alarm.rung(), 1);
+    let (small, big) = (started(small), rig.queue(heavy(2)));
+    let next = rig.queue(heavy(1));
+    drop(small);
+    assert!(big.expire().is_none());
+    drop(started(next));
+    drop(running);
+    assert_eq!(rig.check().running, 0);
+}
+
+#[test]
+fn a_call_heavier_than_the_limit_takes_the_whole_limit() {
+    let rig = Rig::new(wide(2));
+    let whole = started(rig.queue(heavy(u32::MAX)));
+    let now = rig.check();
+    assert_eq!((now.attended, now.attended_weight), (1, 2));
+    assert_eq!(rig.limiter.running()[0].weight, 2);
+    let mut small = rig.queue(heavy(1));
+    assert!(poll(&mut small).is_pending());
+    drop(whole);
+    drop(started(small));
+    assert_eq!(rig.check().held_weight, 0);
+}

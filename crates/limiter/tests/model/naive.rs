@@ -26,6 +26,7 @@ pub(crate) enum State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) bytes: u64,
+    pub(crate) weight: usize,
     pub(crate) class: Class,
     pub(crate) flow: u64,
     pub(crate) deadline: Option<Duration>,
@@ -36,6 +37,7 @@ pub(crate) struct Asked {
 pub(crate) struct Seen {
     pub(crate) holding: Vec<usize>,
     pub(crate) sent_away: Vec<usize>,
+    pub(crate) next_weight: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -44,6 +46,8 @@ pub(crate) struct Call {
     pub(crate) state: State,
     pub(crate) attended: bool,
     pub(crate) outcome: Option<Ended>,
+    /// Slots held, once it has started.
+    pub(crate) held: usize,
     pub(crate) came: Duration,
     pub(crate) began: Duration,
     pub(crate) away_since: Duration,
@@ -110,8 +114,24 @@ impl Naive {
         queued.map(|call| call.ask.bytes).sum()
     }
 
-    fn room(&self) -> bool {
-        self.attended() < self.limits.limit.get() && self.occupied() < self.limits.hard_limit.get()
+    fn weight(&self, is: impl Fn(&Call) -> bool) -> usize {
+        let calls = self.calls.iter().filter(|call| is(call));
+        calls.map(|call| call.held).sum()
+    }
+
+    pub(crate) fn attended_weight(&self) -> usize {
+        self.weight(|call| call.state == State::Running && call.attended)
+    }
+
+    pub(crate) fn held_weight(&self) -> usize {
+        self.weight(|call| matches!(call.state, State::Running | State::Lingering))
+    }
+
+    fn fits(&self, weight: usize) -> bool {
+        let limit = self.limits.limit.get();
+        let weight = weight.min(limit);
+        self.attended_weight() + weight <= limit
+            && self.held_weight() + weight <= self.limits.hard_limit.get()
     }
 
     /// Why an offer must be turned down, but for a predicted wait.
@@ -119,11 +139,12 @@ impl Naive {
         if self.closed {
             return Some(Reason::Closed);
         }
-        if self.room() {
+        let limit = self.limits.limit.get();
+        if self.in_state(State::Queued) == 0 && self.fits(ask.weight) {
             return None;
         }
         if self.in_state(State::Queued) >= self.limits.queue {
-            let leftovers = self.attended() < self.limits.limit.get();
+            let leftovers = self.attended_weight() + ask.weight.min(limit) <= limit;
             return Some(if leftovers {
                 Reason::LeftoverFull
             } else {
@@ -162,6 +183,7 @@ impl Naive {
             state: State::Queued,
             attended: true,
             outcome: None,
+            held: 0,
             came: self.now,
             began: self.now,
             away_since: self.now,
@@ -171,27 +193,28 @@ impl Naive {
     /// Does what the limiter was seen to do with its free slots, if it may.
     pub(crate) fn serve(&mut self, seen: &Seen) {
         self.over_limit = self.over_limit
-            && (self.attended() > self.limits.limit.get()
-                || self.occupied() > self.limits.hard_limit.get());
+            && (self.attended_weight() > self.limits.limit.get()
+                || self.held_weight() > self.limits.hard_limit.get());
         for call in &seen.sent_away {
-            assert!(self.room(), "sent away without a slot to hand out");
+            assert!(self.fits(1), "sent away without a slot to hand out");
             self.send_away(*call);
         }
-        while self.room() && self.in_state(State::Queued) > 0 {
+        loop {
             let queued = |call: &&usize| self.calls[**call].state == State::Queued;
             // Of one flow the first, so that the check of the order holds for each in turn.
             let starts = seen.holding.iter().filter(queued).min();
-            let Some(call) = starts.copied() else {
-                panic!("a slot is free while a call is queued");
-            };
+            let Some(call) = starts.copied() else { break };
+            let weight = self.calls[call].ask.weight;
+            assert!(self.fits(weight), "started without a free slot");
             self.check_order(call);
             self.calls[call].state = State::Running;
             self.calls[call].began = self.now;
+            self.calls[call].held = weight.min(self.limits.limit.get());
         }
-        for call in &seen.holding {
-            let state = self.calls[*call].state;
-            assert_ne!(state, State::Queued, "started without a free slot");
-        }
+        let waiting = self.in_state(State::Queued) > 0;
+        assert_eq!(seen.next_weight.is_some(), waiting, "who is next");
+        let fits = seen.next_weight.is_some_and(|weight| self.fits(weight));
+        assert!(!fits, "a slot is free while a call is queued");
     }
 
     fn send_away(&mut self, call: usize) {
@@ -241,7 +264,8 @@ impl Naive {
 
     pub(crate) fn can_come_back(&self, call: usize) -> bool {
         let call = &self.calls[call];
-        call.state == State::Running && (call.attended || self.attended() < self.limits.limit.get())
+        call.state == State::Running
+            && (call.attended || self.attended_weight() + call.held <= self.limits.limit.get())
     }
 
     pub(crate) fn come_back(&mut self, call: usize) {
