@@ -108,7 +108,8 @@ pub struct CallTruth {
     pub body_len: u64,
     /// FNV-1a of the body.
     pub body_hash: u64,
-    /// The body, if shorter than 1 MiB.
+    /// The body, if shorter than 1 MiB and if all that are kept are not more
+    /// than 256 MiB.
     #[serde(skip)]
     pub body: Option<Vec<u8>>,
     /// Status answered (0: none).
@@ -176,6 +177,7 @@ struct Book {
     calls: VecDeque<CallTruth>,
     first_id: u64,
     attempts: HashMap<String, u32>,
+    body_bytes: usize,
 }
 
 impl Book {
@@ -269,7 +271,8 @@ impl Ledger {
                 return id;
             }
             if b.calls.len() == self.keep {
-                b.calls.pop_front();
+                let oldest = b.calls.pop_front();
+                b.body_bytes -= oldest.and_then(|c| c.body).map_or(0, |body| body.len());
                 b.first_id += 1;
             }
             b.calls.push_back(call);
@@ -279,7 +282,11 @@ impl Ledger {
 
     /// Number of this attempt among those of the same test id.
     pub(crate) fn attempt(&self, test_id: &str) -> u32 {
+        const IDS_KEPT: usize = 100_000;
         self.edit(|b| {
+            if b.attempts.len() >= IDS_KEPT {
+                b.attempts.clear();
+            }
             let n = b.attempts.entry(test_id.to_owned()).or_insert(0);
             *n += 1;
             *n
@@ -296,6 +303,23 @@ impl Ledger {
         self.note(id, |c| {
             c.peer_gone_ns = Some(now_ns());
             c.peer = Some(how);
+        });
+    }
+
+    /// Keeps a body as long as there is room.
+    pub(crate) fn body(&self, id: u64, body: Option<Vec<u8>>) {
+        const BODIES_MAX: usize = 256 * 1024 * 1024;
+        let Some(body) = body.filter(|_| self.keep > 0) else {
+            return;
+        };
+        self.edit(|b| {
+            if b.body_bytes + body.len() <= BODIES_MAX
+                && let Some(call) = b.call(id)
+            {
+                let len = body.len();
+                let before = call.body.replace(body).map_or(0, |old| old.len());
+                b.body_bytes = b.body_bytes + len - before;
+            }
         });
     }
 

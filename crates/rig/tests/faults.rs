@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_rig::script::Accept;
 use tidegate_rig::{
-    BlackHole, BodyEnd, Closed, Event, FakeUpstream, RawClient, ResponseHead, Script,
+    BlackHole, BodyEnd, Closed, Event, FakeUpstream, PeerEnd, RawClient, ResponseHead, Script,
 };
 
 const SOON: Duration = Duration::from_secs(5);
@@ -398,4 +398,61 @@ async fn a_black_hole_neither_accepts_nor_refuses() {
     let connect = RawClient::connect(hole.addr());
     let within = Duration::from_millis(500);
     assert!(tokio::time::timeout(within, connect).await.is_err());
+}
+
+#[tokio::test]
+async fn a_kept_connection_may_break_at_the_next_request() {
+    let upstream = start().await;
+    for (next, seen) in [("rst", Closed::Rst), ("close", Closed::Fin)] {
+        let mut client = ask(&upstream, false, json!({"next": next})).await;
+        client.head().await.expect("head");
+        client.rest().await.expect("body");
+        client
+            .post("/v1/chat/completions", "{}")
+            .await
+            .expect("send");
+        assert_eq!(client.closed(SOON).await, seen, "{next}");
+    }
+    assert_eq!(upstream.truth().calls_begun, 2);
+}
+
+#[tokio::test]
+async fn all_connections_may_be_cut_in_one_moment() {
+    let upstream = start().await;
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        let rig = json!({"tokens": 9, "stall": {"at": {"event": 2}}});
+        let mut client = ask(&upstream, true, rig).await;
+        client.head().await.expect("head");
+        client.events(2).await.expect("events");
+        clients.push(client);
+    }
+    upstream.cut_all(PeerEnd::Rst);
+    for mut client in clients {
+        assert_eq!(client.rest().await.expect("an end").1, BodyEnd::Rst);
+    }
+    let truth = upstream.wait_for(|t| t.connections_open == 0, SOON).await;
+    assert_eq!(truth.expect("all closed").ended_script, 5);
+}
+
+#[tokio::test]
+async fn an_unread_upload_still_shows_a_reset() {
+    let upstream = start().await;
+    upstream.set_default(Script {
+        read: tidegate_rig::script::Read::Head,
+        delay_ms: 60_000,
+        ..Script::default()
+    });
+    let mut client = RawClient::connect(upstream.addr()).await.expect("connect");
+    let head = "POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nabc";
+    client.send(head).await.expect("send");
+    upstream
+        .wait_for(|t| t.running == 1, SOON)
+        .await
+        .expect("begun");
+    client.leave_rst().expect("reset");
+    upstream
+        .wait_for(|t| t.ended_peer_rst == 1, SOON)
+        .await
+        .expect("seen");
 }

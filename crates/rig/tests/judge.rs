@@ -3,18 +3,20 @@
 use std::net::SocketAddr;
 
 use tidegate_rig::load::{
-    Bars, CallsPlan, Cut, HeldPlan, StormPlan, StreamsPlan, Target, calls, idle, storm, streams,
+    Bars, CallsPlan, Cut, HeldPlan, Leave, StormPlan, StreamsPlan, Target, calls, idle, storm,
+    streams,
 };
 use tidegate_rig::{FakeUpstream, NaiveProxy, Script};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-fn plan(cut: Cut) -> StormPlan {
+fn plan(cut: Cut, leave: Leave) -> StormPlan {
     StormPlan {
         users: 40,
         calls: 80,
         pace_ms: 20.0,
         tokens: 300,
+        leave,
         cut_at: 5,
         cut,
         undisturbed: false,
@@ -45,10 +47,15 @@ fn target(addr: SocketAddr, upstream: &FakeUpstream) -> Target {
 #[tokio::test]
 async fn the_storm_passes_without_a_proxy() {
     let upstream = upstream().await;
-    for cut in [Cut::Rst, Cut::Fin] {
-        let target = target(upstream.addr(), &upstream);
-        let report = storm(&target, &plan(cut)).await.expect("runs");
-        assert_eq!(report.failures(&bars()), Vec::<String>::new());
+    let target = target(upstream.addr(), &upstream);
+    for (cut, leave) in [
+        (Cut::Rst, Leave::Chunk),
+        (Cut::Fin, Leave::Chunk),
+        (Cut::Fin, Leave::Prefill),
+        (Cut::Rst, Leave::Plain),
+    ] {
+        let report = storm(&target, &plan(cut, leave)).await.expect("runs");
+        assert_eq!(report.failures(&bars()), Vec::<String>::new(), "{leave:?}");
         assert_eq!(report.calls, 80);
     }
 }
@@ -60,17 +67,15 @@ async fn the_storm_fails_the_naive_proxy() {
         .await
         .expect("a loopback port");
     let target = target(proxy.addr(), &upstream);
-    let report = storm(&target, &plan(Cut::Rst)).await.expect("runs");
-    let failures = report.failures(&bars());
-    assert!(
-        failures.iter().any(|f| f.starts_with("waste")),
-        "{failures:?}"
-    );
-    assert!(
-        failures.iter().any(|f| f.starts_with("running after")),
-        "{failures:?}"
-    );
-    assert_eq!(report.error_count(), 0, "{:?}", report.errors);
+    for leave in [Leave::Chunk, Leave::Plain] {
+        let report = storm(&target, &plan(Cut::Rst, leave)).await.expect("runs");
+        let failures = report.failures(&bars());
+        for bar in ["waste", "running after"] {
+            let failed = failures.iter().any(|f| f.starts_with(bar));
+            assert!(failed, "{leave:?}: {failures:?}");
+        }
+        assert_eq!(report.error_count(), 0, "{:?}", report.errors);
+    }
 }
 
 #[tokio::test]

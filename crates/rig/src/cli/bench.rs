@@ -9,7 +9,7 @@ use clap::Args;
 use crate::bench::{self, Kind, Machine, Plan, SCENARIOS, markdown, verdicts};
 
 #[derive(Debug, Args)]
-pub(super) struct BenchArgs {
+pub struct BenchArgs {
     /// The gateway to judge.
     #[arg(long)]
     tidegate: Option<PathBuf>,

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::load::{
-    Bars, CallsPlan, Cut, HeldPlan, Report, StormPlan, StreamsPlan, Target, calls, idle, slow,
-    storm, streams,
+    Bars, CallsPlan, Cut, HeldPlan, Leave, Report, StormPlan, StreamsPlan, Target, calls, idle,
+    slow, storm, streams,
 };
 
 #[derive(Debug, Args)]
-pub(super) struct LoadArgs {
+pub struct LoadArgs {
     #[command(subcommand)]
     scenario: Scenario,
     /// The gateway's address.
@@ -85,6 +85,9 @@ enum Scenario {
         cut_at: u64,
         #[arg(long, value_enum, default_value_t = CutArg::Rst)]
         cut: CutArg,
+        /// When users leave.
+        #[arg(long, value_enum, default_value_t = LeaveArg::Chunk)]
+        leave: LeaveArg,
         /// Leave out the undisturbed run before.
         #[arg(long)]
         no_undisturbed: bool,
@@ -96,6 +99,16 @@ enum CutArg {
     Rst,
     Fin,
     None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LeaveArg {
+    /// At a chunk.
+    Chunk,
+    /// Before the head, while the upstream is silent.
+    Prefill,
+    /// In an answer that is not streamed.
+    Plain,
 }
 
 /// Bars; a result above one makes the exit code 1.
@@ -221,6 +234,7 @@ async fn scenario(target: &Target, scenario: Scenario) -> io::Result<Report> {
             tokens,
             cut_at,
             cut,
+            leave,
             no_undisturbed,
         } => {
             let plan = StormPlan {
@@ -233,6 +247,11 @@ async fn scenario(target: &Target, scenario: Scenario) -> io::Result<Report> {
                     CutArg::Rst => Cut::Rst,
                     CutArg::Fin => Cut::Fin,
                     CutArg::None => Cut::None,
+                },
+                leave: match leave {
+                    LeaveArg::Chunk => Leave::Chunk,
+                    LeaveArg::Prefill => Leave::Prefill,
+                    LeaveArg::Plain => Leave::Plain,
                 },
                 undisturbed: !no_undisturbed,
             };

@@ -21,8 +21,9 @@ struct Cli {
     command: Command,
 }
 
+/// The judge's commands; another program can take them into its own.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub enum Command {
     /// Serve scripted answers and count what really happens.
     FakeUpstream(FakeArgs),
     /// Put load on a gateway and measure it.
@@ -34,7 +35,7 @@ enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-struct FakeArgs {
+pub struct FakeArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
@@ -47,7 +48,7 @@ struct FakeArgs {
 }
 
 #[derive(Debug, clap::Args)]
-struct NaiveArgs {
+pub struct NaiveArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8081")]
     listen: SocketAddr,
@@ -66,18 +67,24 @@ pub fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let result = runtime.and_then(|runtime| match cli.command {
-        Command::FakeUpstream(args) => runtime.block_on(fake(args)),
-        Command::NaiveProxy(args) => runtime.block_on(naive(args)),
-        Command::Bench(args) => runtime.block_on(bench::run(args)),
-        Command::Load(args) => runtime.block_on(load::run(*args)),
-    });
+    let result = runtime.and_then(|runtime| runtime.block_on(run(cli.command)));
     match result {
         Ok(code) => code,
         Err(e) => {
             complain(&format!("rig: {e}"));
             ExitCode::from(2)
         }
+    }
+}
+
+/// Runs one command; load is made on the current runtime, which had better be
+/// a current-thread one.
+pub async fn run(command: Command) -> io::Result<ExitCode> {
+    match command {
+        Command::FakeUpstream(args) => fake(args).await,
+        Command::NaiveProxy(args) => naive(args).await,
+        Command::Bench(args) => bench::run(args).await,
+        Command::Load(args) => load::run(*args).await,
     }
 }
 

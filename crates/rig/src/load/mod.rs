@@ -16,7 +16,7 @@ pub use calls::{CallsPlan, calls};
 pub use control::Control;
 pub use report::{Bars, Quantiles, Report, Waste};
 pub use sample::{ProcessUse, Sampler, Sockets, Watched};
-pub use storm::{Cut, StormPlan, storm};
+pub use storm::{Cut, Leave, StormPlan, storm};
 pub use streams::{HeldPlan, StreamsPlan, idle, slow, streams};
 
 /// Where a load goes and what is watched meanwhile.

@@ -29,6 +29,19 @@ pub enum Cut {
     None,
 }
 
+/// When users leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Leave {
+    /// In mid-stream, at a chunk.
+    #[default]
+    Chunk,
+    /// After 50 ms, while the upstream is silent before the head.
+    Prefill,
+    /// After 50 ms of an answer that is not streamed.
+    Plain,
+}
+
 /// The storm's size.
 #[derive(Clone, Debug)]
 pub struct StormPlan {
@@ -40,6 +53,8 @@ pub struct StormPlan {
     pub pace_ms: f64,
     /// Tokens planned per call.
     pub tokens: u64,
+    /// When a user leaves.
+    pub leave: Leave,
     /// The chunk at which a user leaves.
     pub cut_at: u64,
     /// How.
@@ -55,12 +70,16 @@ impl Default for StormPlan {
             calls: 5_000,
             pace_ms: 20.0,
             tokens: 400,
+            leave: Leave::Chunk,
             cut_at: 5,
             cut: Cut::Rst,
             undisturbed: true,
         }
     }
 }
+
+/// How long users wait who leave without having seen a byte.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 struct Shared {
     left: AtomicU64,
@@ -81,6 +100,7 @@ pub async fn storm(target: &Target, plan: &StormPlan) -> io::Result<Report> {
         let calm = StormPlan {
             calls: plan.users as u64,
             cut: Cut::None,
+            leave: Leave::Chunk,
             tokens: 50,
             ..plan.clone()
         };
@@ -139,19 +159,35 @@ async fn run(target: &Target, plan: &StormPlan) -> Arc<Shared> {
         first: Mutex::new(histogram()),
         errors: Mutex::new(Vec::new()),
     });
+    let prefill_ms = match plan.leave {
+        Leave::Prefill => 5_000,
+        Leave::Chunk | Leave::Plain => 0,
+    };
     let body = serde_json::json!({
         "model": "tiny",
         "messages": [{"role": "user", "content": "hello there"}],
-        "stream": true,
+        "stream": plan.leave != Leave::Plain,
         "max_tokens": plan.tokens,
-        "rig": {"tokens": plan.tokens, "pace_ms": plan.pace_ms, "role_chunk": false},
+        "rig": {
+            "tokens": plan.tokens, "pace_ms": plan.pace_ms, "role_chunk": false,
+            "delay_ms": prefill_ms,
+        },
     });
     let request: Arc<[u8]> = target.request(&body.to_string()).into();
+    let waited_for = match plan.leave {
+        Leave::Plain => {
+            let tokens = PATIENCE.as_secs_f64() * 1000.0 / plan.pace_ms.max(0.001);
+            (0..plan.tokens)
+                .take_while(|n| super::float(*n) <= tokens)
+                .count() as u64
+        }
+        Leave::Chunk | Leave::Prefill => 0,
+    };
     let mut tasks = JoinSet::new();
     let between = Duration::from_secs_f64(plan.pace_ms.max(1.0) / 1000.0) / 25;
     for n in 0..plan.users {
         let (request, shared, addr) = (request.clone(), shared.clone(), target.addr);
-        let (cut, cut_at) = (plan.cut, plan.cut_at);
+        let way = (plan.cut, plan.leave, plan.cut_at, waited_for);
         tasks.spawn(async move {
             sleep(between * u32::try_from(n).unwrap_or(0)).await;
             let take = || {
@@ -161,7 +197,7 @@ async fn run(target: &Target, plan: &StormPlan) -> Arc<Shared> {
                     .is_ok()
             };
             while take() {
-                let call = user(addr, &request, &shared, cut, cut_at);
+                let call = user(addr, &request, &shared, way);
                 // A gateway that wedges must not wedge the judge.
                 match timeout(Duration::from_secs(60), call).await {
                     Ok(Ok(())) => {}
@@ -180,12 +216,20 @@ async fn user(
     addr: std::net::SocketAddr,
     request: &[u8],
     shared: &Shared,
-    cut: Cut,
-    cut_at: u64,
+    (cut, leave, cut_at, waited_for): (Cut, Leave, u64, u64),
 ) -> io::Result<()> {
     let mut conn = Conn::connect(addr, None).await?;
     let start = Instant::now();
     conn.send(request).await?;
+    if cut != Cut::None && leave != Leave::Chunk {
+        // What was generated while the user still waited is no waste.
+        shared.received.fetch_add(waited_for, Ordering::Relaxed);
+        return match timeout(PATIENCE, conn.head()).await {
+            Ok(head) => Err(io::Error::other(format!("an answer too early: {head:?}"))),
+            Err(_) if cut == Cut::Rst => conn.reset(),
+            Err(_) => Ok(()),
+        };
+    }
     let status = conn.head().await?;
     if status != 200 {
         return Err(io::Error::other(format!("status {status}")));

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 mod words;
 
 pub use words::{
-    Accept, Body, Compress, End, ErrorShape, Expect, Framing, Interim, LineEnd, OnClose, Piece,
-    Read, Segment, Stall, StallAt, Usage,
+    Accept, Body, Compress, End, ErrorShape, Expect, Framing, Interim, LineEnd, Next, OnClose,
+    Piece, Read, Segment, Stall, StallAt, Usage,
 };
 
 /// Everything the fake upstream can be told to do. All fields have defaults;
@@ -135,6 +135,8 @@ pub struct Script {
     pub end_delay_ms: u64,
     /// `connection: close` on the answer, closed after it.
     pub close: bool,
+    /// What becomes of the connection after the answer, if it is kept.
+    pub next: Next,
     /// Idle connections: time until closed.
     pub idle_close_ms: Option<u64>,
     /// Idle connections: time until an unsolicited 408 (then closed).
@@ -205,6 +207,7 @@ impl Default for Script {
             end_mid_event: false,
             end_delay_ms: 0,
             close: false,
+            next: Next::Serve,
             idle_close_ms: None,
             idle_408_ms: None,
             keep_alive_s: None,

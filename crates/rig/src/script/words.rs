@@ -27,10 +27,24 @@ pub enum Read {
     #[default]
     All,
     /// Only the head: the answer comes while the body is unread, and the
-    /// connection is closed after it (default script or `x-rig` only).
+    /// connection is closed after it (default script or `x-rig` only). As
+    /// nothing is read, a peer is seen to leave by RST only.
     Head,
     /// Only the head at first; the body is read while the answer goes out.
     HeadThenBody,
+}
+
+/// What becomes of a connection that is kept.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Next {
+    /// The next request is served.
+    #[default]
+    Serve,
+    /// Reset when the first byte of the next request comes, unread.
+    Rst,
+    /// Closed when the first byte of the next request has been read.
+    Close,
 }
 
 /// What `Expect: 100-continue` gets.

@@ -12,13 +12,13 @@ use super::pen::Pen;
 use crate::answer::{Ask, Dialect, Talk, echo, error_body, html, streamed, whole};
 use crate::clock::now_ns;
 use crate::http1::reason;
-use crate::script::{Body, Compress, End, Framing, OnClose, Piece, Script, Segment, StallAt};
+use crate::script::{Body, Compress, End, Framing, Next, OnClose, Piece, Script, Segment, StallAt};
 use crate::truth::{CallTruth, Ended};
 
 /// What happens to the connection after the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finish {
-    Keep,
+    Keep(Next),
     Close,
     Reset,
 }
@@ -63,7 +63,7 @@ impl<'a> Answer<'a> {
             .is_some_and(|most| self.pen.shared.ledger.truth().running > most);
         if full {
             self.refuse(script.capacity_status).await;
-            return (Ended::Complete, Finish::Keep);
+            return (Ended::Complete, Finish::Keep(self.script.next));
         }
         let _slot = match &self.pen.shared.slots {
             // Never closed, so there always is a slot in the end.
@@ -558,7 +558,9 @@ impl<'a> Answer<'a> {
             End::Clean if until_close || self.script.close || wire => {
                 (Ended::Complete, Finish::Close)
             }
-            End::Clean | End::Never | End::Extra => (Ended::Complete, Finish::Keep),
+            End::Clean | End::Never | End::Extra => {
+                (Ended::Complete, Finish::Keep(self.script.next))
+            }
             End::Rst => (Ended::Script, Finish::Reset),
             End::Hang => {
                 self.pen.gone.wait().await;

@@ -10,12 +10,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::answer::{Answer, Finish};
 use super::gone::{Gone, fill};
 use super::pen::Pen;
-use super::request::{BodyRead, NoRequest, read_body, read_head, watch};
+use super::request::{BodyRead, NoRequest, read_body, read_head, watch, watch_unread};
 use super::{Shared, control};
 use crate::answer::Ask;
 use crate::clock::now_ns;
 use crate::http1::{BodyDecoder, Head};
-use crate::script::{Accept, Expect, OnClose, Read, Script};
+use crate::script::{Accept, Expect, Next, OnClose, Read, Script};
 use crate::truth::{CallTruth, Ended, PeerEnd};
 
 /// Counts a connection for as long as it is open.
@@ -77,7 +77,14 @@ pub(super) async fn serve(stream: TcpStream, shared: Arc<Shared>) {
         buf: Vec::new(),
         nth: 0,
     };
-    while connection.one().await {}
+    let mut cut = connection.open.shared.cut.subscribe();
+    let how = tokio::select! {
+        () = async { while connection.one().await {} } => return,
+        how = async { cut.changed().await.map(|()| *cut.borrow()) } => how,
+    };
+    if how.is_ok_and(|how| how == PeerEnd::Rst) {
+        reset(&connection.stream);
+    }
 }
 
 /// Makes the close that follows a reset.
@@ -200,6 +207,8 @@ impl Connection {
         let (Ok(early), Some(framed)) = (early, framed) else {
             return false;
         };
+        // What a connection cut from outside ends with.
+        running.ended = Ended::Script;
         let mut body = BodyRead::new();
         let mut decoder = BodyDecoder::new(framed);
         if !expected(&self.stream, &head_facts, early.expect) {
@@ -209,6 +218,7 @@ impl Connection {
             let read = read_body(&self.stream, &mut self.buf, &mut decoder, &mut body);
             if let Err(why) = read.await {
                 note_body(&shared, id, body, false);
+                running.ended = Ended::BadRequest;
                 if let NoRequest::Gone(how) = why {
                     running.peer = Some(how);
                     running.ended = gone_as(how);
@@ -243,11 +253,20 @@ impl Connection {
                 self.close().await;
                 false
             }
-            Finish::Keep if asked_close => {
+            Finish::Keep(_) if asked_close => {
                 self.close().await;
                 false
             }
-            Finish::Keep => true,
+            Finish::Keep(Next::Serve) => true,
+            Finish::Keep(next) => {
+                let came = !self.buf.is_empty() || self.stream.readable().await.is_ok();
+                if came && next == Next::Rst {
+                    reset(&self.stream);
+                } else if came && fill(&self.stream, &mut self.buf).await.is_ok() {
+                    self.close().await;
+                }
+                false
+            }
         }
     }
 
@@ -292,8 +311,8 @@ fn note_body(shared: &Shared, id: u64, body: BodyRead, whole: bool) {
         call.body_len = body.len;
         call.body_hash = body.hash.finish();
         call.body_ns = whole.then(now_ns);
-        call.body = body.kept();
     });
+    shared.ledger.body(id, body.kept());
 }
 
 /// What the answer needs of the head.
@@ -373,7 +392,10 @@ impl Work<'_> {
             let watched = async {
                 let seen = |how| shared.ledger.peer_gone(id, how);
                 match read {
-                    Read::Head => std::future::pending().await,
+                    Read::Head => {
+                        watch_unread(stream, &gone, seen).await;
+                        return;
+                    }
                     Read::HeadThenBody => {
                         finish_body(shared, id, stream, buf, &mut read_on).await;
                     }

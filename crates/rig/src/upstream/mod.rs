@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::script::{Accept, Script};
-use crate::truth::{CallTruth, Ledger, Truth};
+use crate::truth::{CallTruth, Ledger, PeerEnd, Truth};
 
 /// What all connections of one fake upstream share.
 #[derive(Debug)]
@@ -33,6 +33,7 @@ struct Shared {
     script: watch::Sender<Arc<Script>>,
     known: Mutex<HashMap<String, Arc<Script>>>,
     slots: Option<Semaphore>,
+    cut: watch::Sender<PeerEnd>,
 }
 
 impl Shared {
@@ -89,6 +90,7 @@ impl FakeUpstream {
             script: watch::Sender::new(Arc::new(default)),
             known: Mutex::default(),
             slots,
+            cut: watch::Sender::new(PeerEnd::Fin),
         });
         let serve = serve(addr, listener, shared.clone());
         let task = tokio::spawn(serve).abort_handle();
@@ -152,6 +154,11 @@ impl FakeUpstream {
             .unwrap_or_else(PoisonError::into_inner)
             .clear();
         self.shared.script.send_replace(Arc::new(script));
+    }
+
+    /// Breaks all open connections in one moment.
+    pub fn cut_all(&self, how: PeerEnd) {
+        self.shared.cut.send_replace(how);
     }
 
     /// Ends it as a killed process would: all sockets closed at once.

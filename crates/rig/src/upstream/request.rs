@@ -1,5 +1,6 @@
 //! Reading one request.
 
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::gone::{Gone, fill};
@@ -94,6 +95,16 @@ pub(super) async fn watch(
         {
             seen(how);
         }
+    }
+    std::future::pending().await
+}
+
+/// Watches a peer from whom nothing is read: only a reset can be seen.
+pub(super) async fn watch_unread(stream: &TcpStream, gone: &Gone, seen: impl Fn(PeerEnd)) {
+    let reset = stream.ready(Interest::ERROR).await;
+    if reset.is_err() || reset.is_ok_and(|r| r.is_error()) {
+        gone.set(PeerEnd::Rst);
+        seen(PeerEnd::Rst);
     }
     std::future::pending().await
 }
