@@ -60,8 +60,26 @@
 //!
 //! # Order
 //!
-//! First in, first out. A slot that comes free is handed to the next in the queue in the same
-//! transition, so nobody can barge in, and a slot is never free while a call is queued.
+//! A slot that comes free is handed to the next in the queue in the same transition, so nobody can barge
+//! in, and no slot is free while the next in the queue fits. Who is next:
+//!
+//! - The higher [`Class`] first; a lower one that waits gets at least every tenth slot.
+//! - Within a class, the flow ([`Ask::flow`]) that has spent the least slot time, counting the work it
+//!   has running. A flow that was away starts level with the others.
+//! - Within a flow, first in, first out. Only with a [`Limits::target_delay`], and only while the queue
+//!   stands, the newest first, and those that waited too long are sent away.
+//!
+//! Asks that say nothing of these are first in, first out. A [`Ask::deadline`] is known to the queue:
+//! what cannot start in time is rejected at once, with the predicted wait. A call may take several slots
+//! ([`Ask::weight`]). Keep the queue short: in front of slots that are really held, a long one turns a
+//! brown-out of half a minute into one that never ends (`cargo run --release --example brownout`), one as
+//! long as the limit, the default, does not.
+//!
+//! # What else there is
+//!
+//! [`Threads`] runs blocking work; [`Adaptive`] finds a limit; [`Limiter::idle`] hears the end of it all.
+//! With the feature `tokio`: `acquire_until`, `run`, `drain` and timers for [`Linger`]. With `http-body`:
+//! `SlotBody` keeps a slot to the end of a body. With `tower`: `LimitLayer`, both for HTTP services.
 //!
 //! # Errors
 //!
@@ -75,8 +93,9 @@
 //!
 //! # Cost
 //!
-//! One short lock per transition, held for a few list operations. Wakers are woken, and labels and
-//! wakers dropped, outside it. The clock is read before it.
+//! One short lock per transition, held for a few list and map operations: some 200 ns for a call from
+//! offer to end, 50 ns for a snapshot. Wakers are woken, and labels and wakers dropped, outside it. The
+//! clock is read before it. A call that has left holds no memory.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

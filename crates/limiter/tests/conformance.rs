@@ -1,0 +1,36 @@
+//! The same question to several limiters: whose slot is it? `cargo run --example probe` prints the answers.
+#![cfg(not(loom))]
+
+#[path = "conformance/subjects.rs"]
+mod subjects;
+#[path = "conformance/suite.rs"]
+mod suite;
+
+use self::subjects::{CallersPermit, LimitInside, LimitOutside, MovedPermit, Ours};
+use self::suite::{Report, Subject, three_abandoned};
+
+async fn report(subject: impl Subject) -> Report {
+    let report = three_abandoned(&subject).await;
+    assert!(report.real > 0, "{} ran nothing", subject.name());
+    report
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ours_really_runs_one_and_says_so() {
+    let expected = Report {
+        real: 1,
+        leftovers: Some(1),
+        ran_later: 0,
+    };
+    assert_eq!(report(Ours::new()).await, expected);
+}
+
+/// If these ever change, the table in the documentation does too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_of_the_callers_really_runs_three() {
+    assert_eq!(report(CallersPermit::new()).await.real, 3);
+    assert_eq!(report(LimitOutside::new()).await.real, 3);
+    assert_eq!(report(LimitInside::new()).await.real, 3);
+    let moved = report(MovedPermit::new()).await;
+    assert_eq!((moved.real, moved.leftovers), (1, None));
+}
