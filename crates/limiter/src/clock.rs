@@ -55,7 +55,8 @@ impl Default for ManualClock {
 
 impl Clock for ManualClock {
     fn now(&self) -> Instant {
-        self.origin + Duration::from_micros(self.elapsed_micros.load(Ordering::Relaxed))
+        let elapsed = Duration::from_micros(self.elapsed_micros.load(Ordering::Relaxed));
+        self.origin.checked_add(elapsed).unwrap_or(self.origin)
     }
 }
 

@@ -23,6 +23,9 @@ use crate::limits::Ask;
 use crate::snapshot::Ended;
 use crate::timed::NotStarted;
 
+/// Stands in for a timeout beyond what a clock can tell: thirty years.
+const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3_600);
+
 /// Puts a service under a [`Limiter`].
 #[derive(Debug, Clone)]
 pub struct LimitLayer {
@@ -94,7 +97,8 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut inner, layer) = (self.inner.clone(), self.layer.clone());
         Box::pin(async move {
-            let deadline = Instant::now() + layer.timeout;
+            let now = Instant::now();
+            let deadline = now.checked_add(layer.timeout).unwrap_or(now + FAR);
             let ask = Ask::new(request.uri().path(), 0);
             let started = layer.limiter.acquire_until(ask, deadline).await?;
             let head = timeout_at(deadline, async {

@@ -22,6 +22,9 @@ use super::Call;
 /// A class that waits gets at least one of so many slots.
 const FLOOR_EVERY: u32 = 10;
 
+/// Below this many flows their storage is not shrunk.
+const KEEP: usize = 64;
+
 #[derive(Debug, Default)]
 pub(super) struct Line {
     flows: Arena<Flow>,
@@ -218,6 +221,14 @@ impl Line {
         self.forgive(key);
     }
 
+    /// Storage follows the number of flows down.
+    fn give_back(&mut self) {
+        let (len, capacity) = (self.names.len(), self.names.capacity());
+        if capacity > KEEP && len < capacity / 8 {
+            self.names.shrink_to((2 * len).max(KEEP));
+        }
+    }
+
     /// Forgets the flows of a class that owe nothing: all that rest, if nobody waits.
     fn forgive(&mut self, of: Key) {
         let Some(class) = self.flows.get(of).map(|flow| flow.class) else {
@@ -226,12 +237,39 @@ impl Line {
         let rank = &mut self.ranks[class as usize];
         while let Some((spent, key)) = rank.resting.first().copied() {
             if spent > rank.progress && !rank.waiting.is_empty() {
-                return;
+                break;
             }
             rank.resting.pop_first();
             if let Some(flow) = self.flows.remove(key) {
                 self.names.remove(&(flow.class, flow.name));
             }
         }
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_follows_the_number_of_flows_down() {
+        let mut line = Line::default();
+        let flows: Vec<Key> = (0..10_000)
+            .map(|name| {
+                let flow = line.flow(Class::Normal, name);
+                line.started(flow, 1);
+                flow
+            })
+            .collect();
+        for flow in flows {
+            line.ended(flow, 1, 1);
+        }
+        assert_eq!(line.flows(), 0);
+        assert!(
+            line.names.capacity() <= 2 * KEEP,
+            "{}",
+            line.names.capacity()
+        );
     }
 }

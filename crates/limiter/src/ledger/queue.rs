@@ -64,7 +64,8 @@ impl Ledger {
                 Reason::QueueFull
             });
         }
-        if self.queued_bytes.saturating_add(terms.bytes) > limits.queue_bytes {
+        let bytes = self.queued_bytes.checked_add(terms.bytes);
+        if bytes.is_none_or(|bytes| bytes > limits.queue_bytes) {
             return Some(Reason::QueueBytes);
         }
         if self.line.queued_of(terms.class, terms.flow) >= limits.flow_queue {

@@ -155,6 +155,20 @@ fn queued_bytes_are_bounded_and_running_ones_are_not() {
 }
 
 #[test]
+fn absurd_sizes_are_turned_away() {
+    let limits = Limits::new(calls(1)).with_queue_bytes(u64::MAX);
+    let rig = Rig::new(limits.with_queue(2));
+    let running = rig.start();
+    let queued = rig.try_offer(u64::MAX).expect("queued");
+    let rejected = rig
+        .try_offer(u64::MAX)
+        .expect_err("more than can be counted");
+    assert_eq!(rejected.reason(), Reason::QueueBytes);
+    drop((running, queued));
+    assert_eq!(rig.check().queued_bytes, 0);
+}
+
+#[test]
 fn leftovers_that_block_are_named() {
     let rig = Rig::new(Limits::new(calls(1)).with_queue(0));
     let Started { waiter, slot, .. } = rig.start();
