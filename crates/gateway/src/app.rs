@@ -390,7 +390,7 @@ fn workers(
                 pool,
                 tasks: tasks.clone(),
                 settings: Arc::clone(settings),
-                service: Front::new(Arc::clone(caller), own),
+                front: Front::new(Arc::clone(caller), own),
             })
         })
         .collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate_limiter::{Ended, Slot};
 
-use super::answer::Context;
+use super::answer::Commit;
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::{Worker, deadline::Tier};
@@ -37,16 +37,16 @@ impl Running {
         held: Held,
         in_flight: InFlight,
         keep_idle: Duration,
-        context: &Context<'_>,
+        commit: &Commit<'_>,
     ) -> Self {
         Self {
             body,
             held,
             _in_flight: in_flight,
             keep_idle,
-            worker: Arc::clone(context.worker),
-            upstream: Arc::clone(context.upstream),
-            background: context.background,
+            worker: Arc::clone(commit.worker),
+            upstream: Arc::clone(commit.upstream),
+            background: commit.background,
             is_error: false,
         }
     }

@@ -50,9 +50,9 @@ pub struct Answer {
     pub body: OutBody,
 }
 
-/// Everything `begin` acts on.
+/// What the way from head to commit acts on.
 #[derive(Debug)]
-pub struct Context<'a> {
+pub struct Commit<'a> {
     pub worker: &'a Arc<Worker>,
     pub generation: &'a Arc<Generation>,
     pub upstream: &'a Arc<Upstream>,
@@ -70,7 +70,7 @@ pub struct Context<'a> {
 
 /// Decides how the answer goes on. On an error everything that was held has been given back.
 pub(super) async fn begin(
-    context: Context<'_>,
+    commit: Commit<'_>,
     exchange: Exchange,
     held: Held,
     record: &mut Record,
@@ -83,11 +83,11 @@ pub(super) async fn begin(
         ..
     } = exchange;
     record.head();
-    let mut running = Running::new(body, held, in_flight, keep_idle, &context);
+    let mut running = Running::new(body, held, in_flight, keep_idle, &commit);
     let begun = if head.status.is_success() {
-        success(&context, &head, &mut running, record).await
+        success(&commit, &head, &mut running, record).await
     } else {
-        refused(&context, &head, &mut running, record).await
+        refused(&commit, &head, &mut running, record).await
     };
     match begun {
         Ok(Begun::Whole(head, bytes)) => {
@@ -105,7 +105,7 @@ pub(super) async fn begin(
             } else {
                 Phase::WaitingFirstEvent
             });
-            let relay = Unstarted::new(&context, running, source);
+            let relay = Unstarted::new(&commit, running, source);
             Ok(Step::Relaying(Box::new(head), Box::new(relay)))
         }
         Err(rejection) => {
@@ -121,7 +121,7 @@ enum Begun {
 }
 
 async fn success(
-    context: &Context<'_>,
+    commit: &Commit<'_>,
     head: &response::Parts,
     running: &mut Running,
     record: &mut Record,
@@ -132,38 +132,38 @@ async fn success(
         .headers
         .get(CONTENT_ENCODING)
         .is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
-    if kind == ContentKind::Html && context.route.model == ModelIn::Body {
+    if kind == ContentKind::Html && commit.route.model == ModelIn::Body {
         record.outcome(Outcome::UnexpectedContentType, Some("html"));
         return Err(Rejection::UnexpectedContent {
             what: "an HTML page",
         });
     }
-    let events = kind == ContentKind::Events || (context.stream && kind != ContentKind::Html);
-    if encoded || !events || context.patience_is_head_only(head) {
-        return plain(context, head, running, record).await;
+    let events = kind == ContentKind::Events || (commit.stream && kind != ContentKind::Html);
+    if encoded || !events || is_head_only(head) {
+        return plain(commit, head, running, record).await;
     }
-    stream(context, head, kind, running, record).await
+    stream(commit, head, kind, running, record).await
 }
 
 /// An answer that is passed on as bytes.
 async fn plain(
-    context: &Context<'_>,
+    commit: &Commit<'_>,
     head: &response::Parts,
     running: &mut Running,
     record: &mut Record,
 ) -> Result<Begun, Rejection> {
     let mut gathered = Vec::new();
-    let gathering = gather(context, running, record, WHOLE_BYTES, &mut gathered).await?;
+    let gathering = gather(commit, running, record, WHOLE_BYTES, &mut gathered).await?;
     let out = out_head(head);
     if !gathering.complete {
-        record.outcome_if_plain(context.stream);
+        record.outcome_if_plain(commit.stream);
         return Ok(Begun::Flowing(
             out,
             Source::plain(gathered, running.exact_length()),
         ));
     }
     let bytes = join(gathered);
-    let facts = answer_facts(context.route.dialect, &bytes);
+    let facts = answer_facts(commit.route.dialect, &bytes);
     if let Some(usage) = &facts.usage {
         record.meter.report(usage);
     }
@@ -176,17 +176,17 @@ async fn plain(
 
 /// An answer that is a stream of events, or ought to be one.
 async fn stream(
-    context: &Context<'_>,
+    commit: &Commit<'_>,
     head: &response::Parts,
     kind: ContentKind,
     running: &mut Running,
     record: &mut Record,
 ) -> Result<Begun, Rejection> {
     let mut scanner = StreamScanner::new(
-        context.route.dialect,
-        context.generation.config.limits.event_bytes,
+        commit.route.dialect,
+        commit.generation.config.limits.event_bytes,
     );
-    let first_event = context.upstream.settings.timeouts.first_event;
+    let first_event = commit.upstream.settings.timeouts.first_event;
     let hold = Instant::now() + COMMIT_HOLD;
     let mut first: Option<Piece> = None;
     let mut seen_any = false;
@@ -198,7 +198,7 @@ async fn stream(
             None if sniffed => break,
             _ => (first_event, false),
         };
-        let frame = match context
+        let frame = match commit
             .patience
             .within(Tier::FirstEvent, limit, running.body().frame())
             .await
@@ -232,13 +232,13 @@ async fn stream(
     event_stream_headers(&mut out.headers);
     Ok(Begun::Flowing(
         out,
-        Source::events(scanner, first, context.strip_usage),
+        Source::events(scanner, first, commit.strip_usage),
     ))
 }
 
 /// Any status but success: the upstream's own words, in a shape that the client's SDK can read.
 async fn refused(
-    context: &Context<'_>,
+    commit: &Commit<'_>,
     head: &response::Parts,
     running: &mut Running,
     record: &mut Record,
@@ -249,11 +249,11 @@ async fn refused(
         });
     }
     record.outcome(Outcome::UpstreamError, Some(status_class(head.status)));
-    let limit = context.generation.config.limits.error_body_bytes;
+    let limit = commit.generation.config.limits.error_body_bytes;
     let mut gathered = Vec::new();
     let gathering = tokio::time::timeout(
         ERROR_BODY_TIME,
-        gather(context, running, record, limit, &mut gathered),
+        gather(commit, running, record, limit, &mut gathered),
     )
     .await;
     let complete = match gathering {
@@ -274,7 +274,7 @@ async fn refused(
         return Ok(Begun::Whole(out, bytes));
     }
     match wrap_error(
-        context.route.dialect,
+        commit.route.dialect,
         head.status.as_u16(),
         content_type,
         &bytes,
@@ -296,13 +296,13 @@ struct Gathering {
 
 /// Reads until the body is complete, too long, or not there in time. Success bodies that break are an error; see `refused` for the others.
 async fn gather(
-    context: &Context<'_>,
+    commit: &Commit<'_>,
     running: &mut Running,
     record: &mut Record,
     limit: usize,
     gathered: &mut Vec<Bytes>,
 ) -> Result<Gathering, Rejection> {
-    let silence = context.upstream.settings.timeouts.silence;
+    let silence = commit.upstream.settings.timeouts.silence;
     let hold = Instant::now() + COMMIT_HOLD;
     let mut length = 0;
     loop {
@@ -313,7 +313,7 @@ async fn gather(
         } else {
             (left.min(silence), left < silence)
         };
-        let frame = match context
+        let frame = match commit
             .patience
             .within(Tier::Silence, limit_now, running.body().frame())
             .await
@@ -434,11 +434,9 @@ fn event_stream_headers(headers: &mut HeaderMap) {
     headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
 }
 
-impl Context<'_> {
-    /// 204 and the like have no body to look at.
-    fn patience_is_head_only(&self, head: &response::Parts) -> bool {
-        head.status == StatusCode::NO_CONTENT || head.status == StatusCode::RESET_CONTENT
-    }
+/// 204 and the like have no body to look at.
+fn is_head_only(head: &response::Parts) -> bool {
+    head.status == StatusCode::NO_CONTENT || head.status == StatusCode::RESET_CONTENT
 }
 
 impl Answer {

@@ -1,10 +1,25 @@
-//! What a call may know of the client connection it came on. Written by `serve`, read by the relay.
+//! What a call may know of the client connection it came on, written by `serve` and read by the relay; and how `serve` asks for an answer.
 
 use std::net::SocketAddr;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use super::body::OutBody;
+use super::handover::Handover;
+
+/// Whoever answers requests. Asked once per request, on the connection's task.
+pub trait Answers: Clone + Send + 'static {
+    fn answer(
+        &self,
+        request: Request<Incoming>,
+        downstream: &Arc<Downstream>,
+        reader: Arc<Reader>,
+    ) -> Handover<Response<OutBody>>;
+}
 
 /// One client connection.
 #[derive(Debug)]
@@ -44,10 +59,10 @@ impl Downstream {
     }
 
     /// Counts one request until the guard is dropped.
-    pub fn enter(self: &std::sync::Arc<Self>) -> Active {
+    pub fn enter(self: &Arc<Self>) -> Active {
         self.active.fetch_add(1, Ordering::Relaxed);
         self.entered.fetch_add(1, Ordering::Relaxed);
-        Active(std::sync::Arc::clone(self))
+        Active(Arc::clone(self))
     }
 
     /// The client took no byte for too long; the connection is about to be closed for it.
@@ -91,7 +106,7 @@ impl Downstream {
 
 /// A request under way on a connection.
 #[derive(Debug)]
-pub struct Active(std::sync::Arc<Downstream>);
+pub struct Active(Arc<Downstream>);
 
 impl Drop for Active {
     fn drop(&mut self) {

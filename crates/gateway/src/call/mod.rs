@@ -228,7 +228,7 @@ async fn line(
         }
     };
 
-    let context = answer::Context {
+    let commit = answer::Commit {
         worker,
         generation: &generation,
         upstream: &upstream,
@@ -240,7 +240,7 @@ async fn line(
         downstream,
         reader,
     };
-    answer::begin(context, exchange, held, record).await
+    answer::begin(commit, exchange, held, record).await
 }
 
 /// Refuses before a byte of the body is read, if every upstream would turn the request away.

@@ -18,7 +18,7 @@ use tidegate_wire::{
 use tokio::time::{Instant, Sleep};
 
 use super::aftermath::{self, Running};
-use super::answer::Context;
+use super::answer::Commit;
 use super::body::Broken;
 use super::deadline::Tier;
 use super::downstream::{Downstream, Reader};
@@ -88,16 +88,16 @@ pub struct Unstarted {
 }
 
 impl Unstarted {
-    pub fn new(context: &Context<'_>, running: Running, source: Source) -> Self {
+    pub fn new(commit: &Commit<'_>, running: Running, source: Source) -> Self {
         Self {
             running,
             source,
-            dialect: context.route.dialect,
-            upstream: Arc::clone(context.upstream),
-            downstream: Arc::clone(&context.downstream),
-            reader: Arc::clone(&context.reader),
-            cut: context.patience.cut().watch(),
-            total: context.patience.total,
+            dialect: commit.route.dialect,
+            upstream: Arc::clone(commit.upstream),
+            downstream: Arc::clone(&commit.downstream),
+            reader: Arc::clone(&commit.reader),
+            cut: commit.patience.cut().watch(),
+            total: commit.patience.total,
         }
     }
 

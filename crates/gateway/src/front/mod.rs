@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use crate::auth::Denied;
 use crate::call::body::OutBody;
-use crate::call::downstream::{Downstream, Reader};
+use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::call::handover::{Gone, Handover};
 use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
 
@@ -32,8 +32,8 @@ impl Front {
     }
 }
 
-impl crate::serve::connection::Service for Front {
-    fn call(
+impl Answers for Front {
+    fn answer(
         &self,
         request: Request<Incoming>,
         downstream: &Arc<Downstream>,
@@ -43,7 +43,7 @@ impl crate::serve::connection::Service for Front {
         let active = downstream.enter();
         let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
         let answer = async move {
-            let response = front.answer(request, downstream, reader, left).await;
+            let response = front.respond(request, downstream, reader, left).await;
             response.map(|body| body.holding(active))
         };
         Handover::new(answer, gone, self.worker.tasks.clone())
@@ -51,7 +51,7 @@ impl crate::serve::connection::Service for Front {
 }
 
 impl Front {
-    async fn answer(
+    async fn respond(
         &self,
         request: Request<Incoming>,
         downstream: Arc<Downstream>,

@@ -1,4 +1,4 @@
-//! One client connection: TLS, HTTP/1 or HTTP/2, requests to the service, the end.
+//! One client connection: TLS, HTTP/1 or HTTP/2, requests to the front, the end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
@@ -25,8 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::guard::{Drainable, End, Guard, Limits};
 use super::socket::{DownstreamIo, IoState, Transport};
 use crate::call::body::OutBody;
-use crate::call::downstream::{Downstream, Reader};
-use crate::call::handover::Handover;
+use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::config::HalfClose;
 use crate::signal::Signal;
 use crate::telemetry::metrics::{Metrics, ReasonLabel};
@@ -40,16 +38,6 @@ const SEND_BUFFER: usize = 256 * 1024;
 const STREAMS_MAX: u32 = 256;
 /// Resets of streams not yet accepted; more is an attack (rapid reset), and the connection is closed.
 const PENDING_RESETS_MAX: usize = 20;
-
-/// What answers requests. Called once per request, on the connection's task.
-pub trait Service: Clone + Send + 'static {
-    fn call(
-        &self,
-        request: Request<Incoming>,
-        downstream: &Arc<Downstream>,
-        reader: Arc<Reader>,
-    ) -> Handover<Response<OutBody>>;
-}
 
 /// What all connections of a worker share.
 #[derive(Debug)]
@@ -67,12 +55,7 @@ pub struct Settings {
 }
 
 /// Serves the connection to its end.
-pub async fn serve(
-    tcp: TcpStream,
-    peer: SocketAddr,
-    settings: Arc<Settings>,
-    service: impl Service,
-) {
+pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, front: impl Answers) {
     let end = match open(tcp, &settings).await {
         Ok(Opened {
             transport,
@@ -88,9 +71,9 @@ pub async fn serve(
                 Arc::clone(&downstream),
             );
             if http2 {
-                serve_http2(io, state, downstream, &settings, service).await
+                serve_http2(io, state, downstream, &settings, front).await
             } else {
-                serve_http1(io, state, downstream, &settings, service).await
+                serve_http1(io, state, downstream, &settings, front).await
             }
         }
         Err(error) => {
@@ -170,11 +153,11 @@ async fn serve_http1(
     state: Arc<IoState>,
     downstream: Arc<Downstream>,
     settings: &Settings,
-    service: impl Service,
+    front: impl Answers,
 ) -> End {
     let at = Arc::clone(&downstream);
     let service = service_fn(move |request| {
-        let answer = service.call(request, &at, Arc::default());
+        let answer = front.answer(request, &at, Arc::default());
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });
     let conn = http1::Builder::new()
@@ -197,7 +180,7 @@ async fn serve_http2(
     state: Arc<IoState>,
     downstream: Arc<Downstream>,
     settings: &Settings,
-    service: impl Service,
+    front: impl Answers,
 ) -> End {
     let at = Arc::clone(&downstream);
     let streams = Streams {
@@ -210,7 +193,7 @@ async fn serve_http2(
         let reader = Arc::new(Reader::default());
         // hyper spawns the stream right after this call: the executor below takes the reader.
         *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&reader));
-        let answer = service.call(request, &at, reader);
+        let answer = front.answer(request, &at, reader);
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });
     let conn = http2::Builder::new(streams)

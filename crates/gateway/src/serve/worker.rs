@@ -12,8 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::task::TaskTracker;
 
-use super::connection::{self, Service, Settings};
+use super::connection::{self, Settings};
 use super::{HAND_OVER, Lane};
+use crate::call::downstream::Answers;
 use crate::telemetry::metrics::{Metrics, SideLabel, WorkerLabel};
 use crate::upstream::pool::Pool;
 
@@ -34,15 +35,15 @@ pub struct Running {
 }
 
 /// What a worker is made of.
-pub struct Plan<S> {
+pub struct Plan<F> {
     pub id: u32,
     pub pool: Arc<Pool>,
     pub tasks: TaskTracker,
     pub settings: Arc<Settings>,
-    pub service: S,
+    pub front: F,
 }
 
-impl<S> std::fmt::Debug for Plan<S> {
+impl<F> std::fmt::Debug for Plan<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Plan")
             .field("id", &self.id)
@@ -51,7 +52,7 @@ impl<S> std::fmt::Debug for Plan<S> {
 }
 
 /// Starts the thread.
-pub fn start<S: Service>(plan: Plan<S>) -> io::Result<Running> {
+pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<Running> {
     let (connections, accepted) = mpsc::channel(HAND_OVER);
     let (finish, finished) = oneshot::channel();
     let open = Arc::new(AtomicUsize::new(0));
@@ -77,8 +78,8 @@ pub fn start<S: Service>(plan: Plan<S>) -> io::Result<Running> {
     })
 }
 
-async fn run<S: Service>(
-    plan: Plan<S>,
+async fn run<F: Answers>(
+    plan: Plan<F>,
     mut accepted: mpsc::Receiver<(StdStream, SocketAddr)>,
     open: Arc<AtomicUsize>,
     mut finished: oneshot::Receiver<()>,
@@ -111,9 +112,9 @@ async fn run<S: Service>(
         let Ok(tcp) = TcpStream::from_std(stream) else {
             continue;
         };
-        let (settings, service) = (Arc::clone(&plan.settings), plan.service.clone());
+        let (settings, front) = (Arc::clone(&plan.settings), plan.front.clone());
         plan.tasks.spawn(async move {
-            connection::serve(tcp, peer, settings, service).await;
+            connection::serve(tcp, peer, settings, front).await;
             drop(counted);
         });
     }
