@@ -1,7 +1,6 @@
 //! The defaults, for what builds a configuration without a file: tests and `tidegate demo`.
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use super::file;
 use super::{
@@ -107,26 +106,5 @@ impl Default for Timeouts {
 impl Default for Log {
     fn default() -> Self {
         Self::from(&file::Log::default())
-    }
-}
-
-impl Timeouts {
-    /// The same limit for every wait, `total` off; for tests.
-    pub fn all(limit: Duration) -> Self {
-        let d = limit;
-        Self {
-            request_head: d,
-            request_body: d,
-            queue: d,
-            pool: d,
-            connect: d,
-            tls: d,
-            response_head: d,
-            first_event: d,
-            silence: d,
-            idle: d,
-            write: d,
-            total: None,
-        }
     }
 }

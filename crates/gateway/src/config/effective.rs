@@ -65,7 +65,12 @@ pub fn toml(loaded: &Loaded) -> String {
     for (index, ClientKey { name, sha256: _ }) in keys.iter().enumerate() {
         page.section("[[keys]]");
         page.line("name", &format!("keys[{index}].name"), quoted(name));
-        page.line("sha256", &format!("keys[{index}].sha256"), quoted("***"));
+        let forms = ["sha256", "key", "key_file"].map(|form| format!("keys[{index}].{form}"));
+        let given = forms
+            .iter()
+            .find(|form| loaded.origins.contains_key(*form))
+            .unwrap_or(&forms[0]);
+        page.line("sha256", given, quoted("***"));
     }
     for (index, upstream) in upstreams.iter().enumerate() {
         page.upstream(upstream, &format!("upstreams[{index}]"));

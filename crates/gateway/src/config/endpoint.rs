@@ -1,7 +1,7 @@
 //! One address of an upstream, read from a URL.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use super::Endpoint;
@@ -53,11 +53,6 @@ impl Endpoint {
             port,
             base_path: base_path(path)?,
         })
-    }
-
-    /// Whether the endpoint is this machine, as far as its address says.
-    pub fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 }
 

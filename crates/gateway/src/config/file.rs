@@ -2,8 +2,8 @@
 //!
 //! These types mirror the TOML, and their doc comments are the reference (`docs/config.md`) and the JSON schema
 //! (`tidegate schema`). All defaults that are plain values stand here. A field is an `Option` only where its default depends on
-//! other settings. Bounds (`range`, `x-min`, `x-max`) are checked by [`super::tree`]; what spans several settings by
-//! [`super::validate`].
+//! other settings. Bounds (`range`, `x-min`, `x-max`) are checked by `tree`; what spans several settings by
+//! `validate`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +17,7 @@ use super::{AuthStyle, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownMo
 
 /// The configuration file of Tidegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[schemars(title = "Tidegate configuration")]
 #[serde(default, deny_unknown_fields)]
 pub struct File {
     /// Name of the upstream that gets requests without a model (`/v1/files`, multipart bodies) and, with

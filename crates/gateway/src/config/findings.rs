@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::mistake::{Mistake, Mistakes, Place, Warning};
 
+/// More than this many mistakes are not listed.
+const MISTAKES_MAX: usize = 200;
+
 /// What is known so far.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
@@ -34,12 +37,32 @@ impl Findings {
         what: impl Into<String>,
         help: impl Into<String>,
     ) {
+        if self.is_full() {
+            return;
+        }
         self.mistakes.push(Mistake {
             place,
             path: path.to_owned(),
             what: what.into(),
             help: help.into(),
         });
+        if self.is_full() {
+            let (what, help) = (
+                format!("only the first {MISTAKES_MAX} mistakes are shown"),
+                "is this the right file?",
+            );
+            self.mistakes.push(Mistake {
+                place: Place::Whole,
+                path: String::new(),
+                what,
+                help: help.into(),
+            });
+        }
+    }
+
+    /// Enough mistakes for one reading: what follows is not worth the work.
+    pub(super) fn is_full(&self) -> bool {
+        self.mistakes.len() >= MISTAKES_MAX
     }
 
     pub(super) fn warn(&mut self, path: &str, what: impl Into<String>, help: impl Into<String>) {

@@ -1,5 +1,6 @@
 //! Secrets from files and environment, and client keys, which are kept as hashes only.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -189,31 +190,35 @@ pub(super) fn of_clients(
             "keys_file" => read_file(given.text, name, findings),
             _ => Some(given.text.replace(',', "\n")),
         };
-        keys.extend(
-            of_list(&text.unwrap_or_default(), name, findings)
-                .into_iter()
-                .map(|key| (name.to_owned(), key)),
-        );
+        for key in of_list(&text.unwrap_or_default(), name, findings) {
+            // For `tidegate check`, which numbers all keys in one row.
+            for part in ["name", "sha256"] {
+                findings
+                    .places
+                    .insert(format!("keys[{}].{part}", keys.len()), given.place.clone());
+            }
+            keys.push((name.to_owned(), key));
+        }
     }
-    for (index, (path, key)) in keys.iter().enumerate() {
-        let earlier = &keys[..index];
-        if earlier.iter().any(|(_, other)| other.name == key.name) {
+    check_clients(&keys, findings);
+    keys.into_iter().map(|(_, key)| key).collect()
+}
+
+fn check_clients(keys: &[(String, ClientKey)], findings: &mut Findings) {
+    let (mut names, mut hashes) = (BTreeSet::new(), BTreeMap::new());
+    for (path, key) in keys {
+        let other = *hashes.entry(key.sha256).or_insert(&key.name);
+        if !names.insert(&key.name) {
+            let what = format!("the name {:?} is given to two keys", key.name);
+            findings.wrong(path, what, "every key needs a name of its own");
+        } else if *other != key.name {
             findings.wrong(
                 path,
-                format!("the name {:?} is given to two keys", key.name),
-                "every key needs a name of its own",
-            );
-        } else if let Some((_, other)) =
-            earlier.iter().find(|(_, other)| other.sha256 == key.sha256)
-        {
-            findings.wrong(
-                path,
-                format!("{:?} and {:?} are the same key", other.name, key.name),
+                format!("{other:?} and {:?} are the same key", key.name),
                 "remove one of them",
             );
         }
     }
-    keys.into_iter().map(|(_, key)| key).collect()
 }
 
 fn of_client(key: &file::Key, path: &str, findings: &mut Findings) -> Option<ClientKey> {

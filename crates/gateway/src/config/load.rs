@@ -78,8 +78,8 @@ fn from_text(text: &str, sources: &Sources, mut findings: Findings) -> Result<Lo
         mut values,
         used,
         readable,
-    } = tree::read(text, &shape, &sources.env, &mut findings);
-    overlay(&mut values, sources, &shape, &used, &mut findings);
+    } = tree::read(text, shape, &sources.env, &mut findings);
+    overlay(&mut values, sources, shape, &used, &mut findings);
     sources.check_names(&used, &mut findings);
     if !readable {
         return Err(findings.into_mistakes());

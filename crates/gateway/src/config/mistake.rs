@@ -6,6 +6,9 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
+/// A path is shown up to this length.
+const PATH_CHARS_MAX: usize = 120;
+
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
@@ -62,7 +65,10 @@ impl fmt::Display for Mistake {
         write!(f, "{}: ", self.place)?;
         let in_file = matches!(self.place, Place::File { .. });
         if in_file && !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+            match self.path.char_indices().nth(PATH_CHARS_MAX) {
+                Some((end, _)) => write!(f, "{}...: ", &self.path[..end])?,
+                None => write!(f, "{}: ", self.path)?,
+            }
         }
         f.write_str(&self.what)?;
         if !self.help.is_empty() {

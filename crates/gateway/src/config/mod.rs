@@ -1,6 +1,6 @@
 //! What the operator wants, validated and ready to use.
 //!
-//! Two steps: [`file`] is the configuration as written (serde, TOML, environment), [`validate`] turns it into the types below and
+//! Two steps: `file` is the configuration as written (serde, TOML, environment), `validate` turns it into the types below and
 //! reports every mistake at once. Code outside this module never sees a raw value: durations are `Duration`, sizes are bytes, names
 //! are resolved. This module opens no sockets and starts nothing.
 

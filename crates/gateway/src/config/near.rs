@@ -7,8 +7,14 @@ const NOISE: [&str; 9] = [
     "timeout", "timeouts", "ms", "secs", "seconds", "bytes", "size", "limit", "s",
 ];
 
+/// A name longer than this resembles nothing, and comparing costs its square.
+const NAME_BYTES_MAX: usize = 64;
+
 /// The most similar of `names`, if it is similar at all.
 pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > NAME_BYTES_MAX {
+        return None;
+    }
     let score = |other: &str| {
         let edits = strsim::damerau_levenshtein(name, other);
         let longest = name.chars().count().max(other.chars().count());
@@ -19,6 +25,15 @@ pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> O
         .filter_map(|other| score(other).map(|edits| (edits, other)))
         .min()
         .map(|(_, other)| other)
+}
+
+/// The setting of this table that a wrong name probably stands for.
+pub(super) fn meant<'a>(fields: &'a [Field], name: &str) -> Option<&'a str> {
+    let own = words(name);
+    let mut here = fields.iter().map(|field| field.name.as_str());
+    here.clone()
+        .find(|other| words(other) == own)
+        .or_else(|| nearest(name, &mut here))
 }
 
 /// What to do about the name `name` that the table `section` does not have.
@@ -150,7 +165,7 @@ mod tests {
                 root.at(section).map(Shape::fields).unwrap_or_default()
             };
             assert_eq!(
-                advice(&root, section, fields, name),
+                advice(root, section, fields, name),
                 expected,
                 "[{section}] {name}"
             );

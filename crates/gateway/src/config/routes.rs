@@ -6,6 +6,9 @@ use super::findings::Findings;
 use super::tree::join;
 use super::{UnknownModels, Upstream};
 
+/// A loop of aliases is followed this far.
+const ALIAS_STEPS_MAX: usize = 32;
+
 /// The index of the upstream that is named, or of the first.
 pub(super) fn default_upstream(
     name: Option<&str>,
@@ -143,12 +146,12 @@ fn check_aliases(upstream: &Upstream, path: &str, findings: &mut Findings) {
 
 fn loops(upstream: &Upstream, alias: &str) -> bool {
     let mut name = alias;
-    for _ in 0..=upstream.aliases.len() {
+    for _ in 0..ALIAS_STEPS_MAX {
         match upstream.aliases.get(name) {
             Some(next) if next == alias => return true,
             Some(next) => name = next,
             None => return false,
         }
     }
-    false // it runs into a loop of other aliases, which is reported there
+    false // a loop of other aliases, reported there, or a chain of which every link gives a warning
 }

@@ -1,7 +1,9 @@
-//! What may stand in the file, read from the JSON schema of [`super::file::File`].
+//! What may stand in the file, read from the JSON schema of `File`.
 //!
-//! One source for four readers: the check of a file ([`super::tree`]), flags and environment, `tidegate schema`, and
+//! One source for four readers: the check of a file (`tree`), flags and environment, `tidegate schema`, and
 //! `docs/config.md`. The doc comments and defaults come from the types.
+
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -56,10 +58,13 @@ pub fn json() -> Value {
 }
 
 impl Shape {
-    /// The whole file.
-    pub fn of_file() -> Self {
-        let schema = json();
-        shape(&schema, &schema)
+    /// The whole file. It never changes, and reading the schema costs more than reading a file.
+    pub fn of_file() -> &'static Self {
+        static FILE: LazyLock<Shape> = LazyLock::new(|| {
+            let schema = json();
+            shape(&schema, &schema)
+        });
+        &FILE
     }
 
     pub fn fields(&self) -> &[Field] {
@@ -87,7 +92,7 @@ impl Shape {
         match self {
             Self::Table(_) | Self::Map(_) => "a table".into(),
             Self::List(of) if matches!(**of, Self::Table(_)) => "a list of tables".into(),
-            Self::List(_) => "a list".into(),
+            Self::List(_) => "a list in brackets, [\"...\"]".into(),
             Self::Text | Self::Secret => "text in quotes".into(),
             Self::Time { off: false, .. } => "a duration in quotes, \"30s\"".into(),
             Self::Time { off: true, .. } => "a duration in quotes, \"30s\", or \"off\"".into(),
@@ -304,6 +309,6 @@ mod tests {
                 walk(&field.shape, &format!("{path}.{}", field.name));
             }
         }
-        walk(&Shape::of_file(), "");
+        walk(Shape::of_file(), "");
     }
 }

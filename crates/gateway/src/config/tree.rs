@@ -122,7 +122,14 @@ impl Reader<'_> {
                     }
                 }
                 None => {
+                    if self.findings.is_full() {
+                        break;
+                    }
                     let help = near::advice(self.root, &near::section(path), fields, name);
+                    // What was meant is not also missing.
+                    if let Some(meant) = near::meant(fields, name) {
+                        self.findings.broken.insert(join(path, meant));
+                    }
                     let place = self.place(key.span());
                     self.findings
                         .wrong_at(place, &child, "no such setting", help);
@@ -233,10 +240,11 @@ impl Reader<'_> {
             .partition_point(|start| *start <= span.start)
             .max(1);
         let start = self.lines[line - 1];
-        let column = self
-            .text
-            .get(start..span.start)
-            .map_or(1, |before| before.chars().count() + 1);
+        // Characters, or bytes where a line is so long that counting them for every value costs too much.
+        let column = match self.text.get(start..span.start) {
+            Some(before) if before.len() < 4096 => before.chars().count() + 1,
+            _ => span.start - start + 1,
+        };
         Place::File {
             file: self.findings.file.clone().unwrap_or_default(),
             line,

@@ -1,5 +1,7 @@
 //! Upstreams: endpoints, the defaults that depend on the kind of server, and what contradicts itself inside one of them.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
 use super::file;
 use super::findings::Findings;
 use super::keys;
@@ -148,9 +150,10 @@ fn endpoints(written: &file::Upstream, path: &str, findings: &mut Findings) -> V
             .collect(),
     };
     let mut endpoints = Vec::new();
+    let mut seen = HashSet::new();
     for (path, text) in given {
         match Endpoint::parse(text) {
-            Ok(endpoint) if endpoints.contains(&endpoint) => {
+            Ok(endpoint) if !seen.insert(endpoint.clone()) => {
                 findings.wrong(
                     &path,
                     "this address stands here for the second time",
@@ -266,11 +269,14 @@ fn tls(
 }
 
 fn check_names(upstreams: &[Upstream], findings: &mut Findings) {
-    for (index, upstream) in upstreams.iter().enumerate() {
-        let earlier = upstreams[..index]
-            .iter()
-            .position(|other| other.name == upstream.name && !other.name.is_empty());
-        if let Some(first) = earlier {
+    let mut names = BTreeMap::new();
+    for (index, upstream) in upstreams
+        .iter()
+        .enumerate()
+        .filter(|(_, upstream)| !upstream.name.is_empty())
+    {
+        let first = *names.entry(upstream.name.as_str()).or_insert(index);
+        if first != index {
             let place = findings.place(&format!("upstreams[{first}].name"));
             let what = format!(
                 "the name {:?} is taken by upstreams[{first}] ({place})",
@@ -286,23 +292,22 @@ fn check_names(upstreams: &[Upstream], findings: &mut Findings) {
 }
 
 fn check_shared_endpoints(upstreams: &[Upstream], findings: &mut Findings) {
+    let mut owners = HashMap::new();
     for (index, upstream) in upstreams.iter().enumerate() {
-        let shared = upstreams[..index].iter().find(|other| {
-            other
-                .endpoints
-                .iter()
-                .any(|e| upstream.endpoints.contains(e))
-        });
-        if let Some(other) = shared {
+        let owner = |endpoint| *owners.entry(endpoint).or_insert(index);
+        let firsts: BTreeSet<usize> = upstream
+            .endpoints
+            .iter()
+            .map(owner)
+            .filter(|first| *first != index)
+            .collect();
+        for first in firsts {
             let what = format!(
                 "{:?} and {:?} share an endpoint, and each counts its own slots",
-                other.name, upstream.name
+                upstreams[first].name, upstream.name
             );
-            findings.warn(
-                &format!("upstreams[{index}]"),
-                what,
-                "one upstream with both lists of models holds the limit for both",
-            );
+            let help = "one upstream with both lists of models holds the limit for both";
+            findings.warn(&format!("upstreams[{index}]"), what, help);
         }
     }
 }

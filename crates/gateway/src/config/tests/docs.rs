@@ -1,7 +1,10 @@
 //! `docs/config.md` and the example file say what the code does.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
+
+use serde::de::{MapAccess, SeqAccess, Visitor};
 
 use super::schema::{Field, Shape};
 use super::*;
@@ -24,7 +27,7 @@ pub(super) fn every_setting() -> Vec<String> {
         }
     }
     let mut settings = Vec::new();
-    walk(&Shape::of_file(), "", &mut settings);
+    walk(Shape::of_file(), "", &mut settings);
     settings
 }
 
@@ -98,7 +101,7 @@ fn field_at(root: &Shape, path: &str) -> Field {
 fn every_setting_can_be_written() {
     let root = Shape::of_file();
     for path in every_setting() {
-        let text = one_setting(&path, &sample(&path, &field_at(&root, &path)));
+        let text = one_setting(&path, &sample(&path, &field_at(root, &path)));
         if let Err(mistakes) = parse(&text, &Env::default()) {
             // Files of keys hold one key, and TLS needs both files: the setting itself must be known.
             let said = mistakes.to_string();
@@ -113,9 +116,82 @@ fn every_setting_can_be_written() {
 
 // === the page ===
 
+/// Names in the order of the types, which the schema has lost.
+struct Names(Vec<(String, Self)>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self(Vec::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Names {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
+        while let Some(entry) = map.next_entry()? {
+            self.0.push(entry);
+        }
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        Ok(list.next_element()?.unwrap_or(self))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+}
+
+/// The shape of the file with the fields in the order of the types.
+fn in_order() -> Shape {
+    fn sort(shape: &mut Shape, names: &Names) {
+        match shape {
+            Shape::List(of) => sort(of, names),
+            Shape::Table(fields) => {
+                let place = |name: &str| names.0.iter().position(|(other, _)| other == name);
+                fields.sort_by_key(|field| place(&field.name));
+                for field in fields {
+                    let at = place(&field.name)
+                        .unwrap_or_else(|| panic!("{} is not in the types", field.name));
+                    sort(&mut field.shape, &names.0[at].1);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut file = file::File {
+        keys: vec![file::Key::default()],
+        upstreams: vec![file::Upstream::default()],
+        ..Default::default()
+    };
+    file.server.tls = Some(file::ServerTls::default());
+    let text = serde_json::to_string(&file).unwrap();
+    let mut shape = Shape::of_file().clone();
+    sort(&mut shape, &serde_json::from_str(&text).unwrap());
+    shape
+}
+
 fn page() -> String {
     let mut page = include_str!("config.head.md").to_owned();
-    let root = Shape::of_file();
+    let root = in_order();
     let plain: Vec<_> = root
         .fields()
         .iter()

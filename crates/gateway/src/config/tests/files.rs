@@ -58,6 +58,21 @@ fn flags_and_variables_need_no_file() {
 }
 
 #[test]
+fn what_kubernetes_sets_for_a_service_is_no_setting() {
+    let sources = Sources::default()
+        .flag("--upstream", "http://a")
+        .env("TIDEGATE_PORT", "tcp://10.0.0.1:8080")
+        .env("TIDEGATE_PORT_8080_TCP_ADDR", "10.0.0.1")
+        .env("TIDEGATE_SERVICE_HOST", "10.0.0.1");
+    assert!(load(&sources).is_ok());
+    let said = refusal(&sources.env("TIDEGATE_PORT", "8080"));
+    assert!(
+        said.starts_with("TIDEGATE_PORT: is not a setting"),
+        "{said}"
+    );
+}
+
+#[test]
 fn nothing_to_serve_and_two_things_to_serve() {
     let said = refusal(&Sources::default());
     assert!(

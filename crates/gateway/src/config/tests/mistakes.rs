@@ -84,3 +84,16 @@ fn only_what_was_written_can_contradict_itself() {
         []
     );
 }
+
+#[test]
+fn a_file_of_another_kind_is_not_quoted_to_its_end() {
+    let text: String = (0..5_000).map(|n| format!("name{n} = {n}\n")).collect();
+    let said = refused(&text);
+    assert!(
+        said.contains("configuration: only the first 200 mistakes are shown"),
+        "{said}"
+    );
+    assert!(said.lines().count() < 450);
+    let long = refused(&format!("{} = 1\n", "a".repeat(100_000)));
+    assert!(long.len() < 1_000, "{}", long.len());
+}
