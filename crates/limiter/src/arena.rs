@@ -71,6 +71,9 @@ impl Link {
 // === impl Arena ===
 
 impl<T> Arena<T> {
+    #[cfg(test)]
+    pub(crate) const CELL_BYTES: usize = size_of::<Cell<T>>();
+
     pub(crate) const fn new() -> Self {
         Self {
             cells: Vec::new(),

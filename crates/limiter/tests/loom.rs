@@ -264,3 +264,24 @@ fn the_end_of_it_all_is_heard() {
         leave.join().expect("leave");
     });
 }
+
+#[test]
+fn a_heavy_call_leaves_while_a_slot_comes_free() {
+    explore(|| {
+        let (limiter, work) = (limiter(2, 2), Work::new());
+        let (first, second) = (start(&limiter), start(&limiter));
+        let two = 2.try_into().expect("not zero");
+        let heavy = limiter
+            .offer(Ask::default().with_weight(two))
+            .expect("queued");
+        let light = limiter.offer(Ask::default()).expect("queued");
+        let end = thread::spawn(move || drop(first));
+        let leave = thread::spawn(move || drop(heavy));
+        work.begin(2);
+        work.run(block_on(light).expect("open").slot, 2);
+        work.end(second.slot);
+        end.join().expect("end");
+        leave.join().expect("leave");
+        check_empty(&limiter);
+    });
+}

@@ -92,6 +92,10 @@ struct Call {
     waker: Option<Waker>,
 }
 
+/// What a queued call holds, beside its label and its share of a flow.
+#[cfg(test)]
+pub(crate) const ENTRY_BYTES: usize = Arena::<Call>::CELL_BYTES;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Queued,
