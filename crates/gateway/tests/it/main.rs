@@ -1,0 +1,8 @@
+//! The whole gateway on real sockets, between a client that writes every byte by hand and an upstream that counts the truth.
+//!
+//! One binary, one file for each behaviour. The rules: port 0, every wait is for a condition and has a bound, no sleeps, no retries; a test
+//! ends with [`support::Gate::settled`], as most faults of this field are first seen as something that was left behind.
+
+mod support;
+
+mod streams;
