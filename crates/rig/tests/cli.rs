@@ -38,7 +38,7 @@ fn storm(target: &str, upstream: &str, pid: u32) -> Output {
         .args(["--target", target, "--upstream", upstream])
         .args(["--pid", &pid.to_string()])
         .args(["--no-undisturbed", "--json"])
-        .args(["--max-waste", "1%", "--max-running-after", "0"])
+        .args(["--max-waste", "10%", "--max-running-after", "0"])
         .args(["--max-errors", "0", "--max-close-wait", "0"])
         .output()
         .expect("runs")

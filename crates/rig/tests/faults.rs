@@ -217,7 +217,7 @@ async fn stalls_are_where_they_are_scripted() {
 
 #[tokio::test]
 async fn heartbeats_fill_the_silence() {
-    let rig = json!({"first_ms": 90, "heartbeat_ms": 20, "heartbeat": ": beat\n\n"});
+    let rig = json!({"first_ms": 400, "heartbeat_ms": 20, "heartbeat": ": beat\n\n"});
     let (_, body, _) = whole(true, rig).await;
     let text = String::from_utf8(body).expect("text");
     assert!(text.matches(": beat\n\n").count() >= 2, "{text}");
@@ -455,4 +455,38 @@ async fn an_unread_upload_still_shows_a_reset() {
         .wait_for(|t| t.ended_peer_rst == 1, SOON)
         .await
         .expect("seen");
+}
+
+#[tokio::test]
+async fn work_may_be_lost_before_the_head() {
+    for (end, seen) in [("rst", Closed::Rst), ("fin", Closed::Fin)] {
+        let upstream = start().await;
+        let rig = json!({"body": {"wire": [{"tokens": 5}]}, "end": end});
+        let mut client = ask(&upstream, true, rig).await;
+        assert_eq!(client.closed(SOON).await, seen);
+        let truth = upstream.wait_for(|t| t.ended_script == 1, SOON).await;
+        let truth = truth.expect("ended");
+        assert_eq!((truth.tokens, truth.bytes_written), (5, 0));
+    }
+}
+
+#[tokio::test]
+async fn upstreams_of_a_request_may_differ_by_name() {
+    let body = json!({"stream": true, "rig": {"per_upstream": {
+        "u1": {"end": "rst", "end_at": 0},
+    }}});
+    for (name, end) in [("u1", BodyEnd::Rst), ("u2", BodyEnd::Clean)] {
+        let upstream = start().await;
+        upstream.set_default(Script {
+            name: Some(name.to_owned()),
+            ..Script::default()
+        });
+        let mut client = RawClient::connect(upstream.addr()).await.expect("connect");
+        client
+            .request("POST", "/v1/messages", &[], body.to_string().as_bytes())
+            .await
+            .expect("send");
+        client.head().await.expect("head");
+        assert_eq!(client.rest().await.expect("body").1, end, "{name}");
+    }
 }

@@ -1,8 +1,26 @@
 //! How busy the machine is with other things.
 
 use std::fs;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
 
 use crate::load::Watched;
+
+/// Waits until others use little of the machine, or until `most` has passed.
+pub(super) async fn wait_quiet(most: Duration) {
+    /// As much as a machine does that does nothing.
+    const QUIET_PERCENT: f64 = 5.0;
+    let until = Instant::now() + most;
+    while Instant::now() < until {
+        let before = Busy::now();
+        sleep(Duration::from_secs(1)).await;
+        let others = before.others_percent(&Busy::now());
+        if others.is_some_and(|o| o < QUIET_PERCENT) {
+            return;
+        }
+    }
+}
 
 /// CPU time spent so far, by the whole machine and by the processes of a run.
 #[derive(Clone, Copy, Debug)]

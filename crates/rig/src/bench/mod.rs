@@ -10,6 +10,7 @@ mod verdict;
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,8 @@ pub struct Plan {
     pub rounds: usize,
     /// Smaller loads, for a first look.
     pub quick: bool,
+    /// How long a run waits for other programs to leave the machine alone.
+    pub wait_quiet: Duration,
 }
 
 /// One scenario on one contender in one round.
@@ -103,6 +106,7 @@ async fn one(
     program: &std::path::Path,
     scenario: &str,
 ) -> io::Result<(Report, Option<f64>)> {
+    busy::wait_quiet(plan.wait_quiet).await;
     // Fresh ports each time: sockets that linger from the run before are not
     // counted in this one.
     let upstream = Upstream::start().await?;

@@ -25,12 +25,16 @@ pub struct BenchArgs {
     /// Only these scenarios: calls, streams, idle, slow, storm-rst, storm-fin.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Rounds.
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Two rounds of smaller loads.
+    /// Rounds; 5, or 2 of a quick bench.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Smaller loads.
     #[arg(long)]
     quick: bool,
+    /// Before each run, wait up to so many seconds for other programs to leave
+    /// the machine alone.
+    #[arg(long, default_value_t = 0)]
+    wait_quiet: u64,
     /// Write the page here.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -108,7 +112,8 @@ fn plan(args: &BenchArgs) -> io::Result<Plan> {
             .filter(|s| wanted(s))
             .map(|s| (*s).to_owned())
             .collect(),
-        rounds: if args.quick { 2 } else { args.rounds.max(1) },
+        rounds: args.rounds.unwrap_or(if args.quick { 2 } else { 5 }).max(1),
+        wait_quiet: std::time::Duration::from_secs(args.wait_quiet),
         quick: args.quick,
     })
 }

@@ -446,13 +446,13 @@ impl Work<'_> {
             script = self.shared.scripted(text)?;
         }
         let test_id = self.ask.test_id.as_ref().or(script.id.as_ref());
-        let Some(test_id) = test_id else {
-            return Ok(script);
-        };
-        let attempt = self.shared.ledger.attempt(test_id);
-        self.shared.ledger.note(self.id, |call| {
-            call.test_id = Some(test_id.clone());
-            call.attempt = attempt;
+        let attempt = test_id.map_or(1, |test_id| {
+            let attempt = self.shared.ledger.attempt(test_id);
+            self.shared.ledger.note(self.id, |call| {
+                call.test_id = Some(test_id.clone());
+                call.attempt = attempt;
+            });
+            attempt
         });
         if script.attempts.is_empty() && script.per_upstream.is_empty() {
             return Ok(script);
