@@ -72,7 +72,6 @@ pub struct Threads {
 #[must_use = "dropping it abandons the call"]
 pub struct BlockingCall<T> {
     stage: Stage<T>,
-    limiter: Limiter,
     pool: Arc<Pool>,
 }
 
@@ -121,7 +120,9 @@ struct Pool {
 struct PoolState {
     /// Started work that no thread has taken up yet: at most as much as there are slots.
     jobs: VecDeque<Job>,
-    idle: usize,
+    /// Jobs whose work is not over: each holds a slot, so there are never more than slots.
+    busy: usize,
+    /// Never more than there have been jobs at once.
     threads: usize,
 }
 
@@ -156,7 +157,6 @@ impl Threads {
                 place,
                 work: Box::new(work),
             },
-            limiter: self.limiter.clone(),
             pool: self.pool.clone(),
         })
     }
@@ -203,12 +203,11 @@ impl<T: Send + 'static> BlockingCall<T> {
         };
         let Started { slot, waiter, .. } = started.map_err(BlockingError::Refused)?;
         let answer = Arc::new(Answer::empty());
-        let most = self.limiter.limits().hard_limit.get();
         let job = {
-            let answer = answer.clone();
-            Box::new(move || work_off(work, slot, &answer))
+            let (answer, pool) = (answer.clone(), self.pool.clone());
+            Box::new(move || work_off(work, slot, &answer, &pool))
         };
-        self.pool.run(job, most).map_err(BlockingError::NoThread)?;
+        self.pool.run(job).map_err(BlockingError::NoThread)?;
         self.stage = Stage::Running {
             _waiter: waiter,
             answer,
@@ -231,8 +230,9 @@ impl<T> fmt::Debug for BlockingCall<T> {
 impl<T> Unpin for BlockingCall<T> {}
 
 /// Runs on the thread: the work, then the end of its slot, then the answer.
-fn work_off<T>(work: Work<T>, slot: Slot, answer: &Answer<T>) {
+fn work_off<T>(work: Work<T>, slot: Slot, answer: &Answer<T>, pool: &Pool) {
     let result = catch_unwind(AssertUnwindSafe(|| work(&slot)));
+    pool.job_done();
     slot.finish(if result.is_ok() {
         Ended::Ok
     } else {
@@ -291,13 +291,11 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the job to an idle thread, or to a new one below `most`.
-    ///
-    /// With as many threads as slots, one of them has given back its slot and is about to look for a job:
-    /// this one holds a slot too.
-    fn run(self: &Arc<Self>, job: Job, most: usize) -> io::Result<()> {
+    /// Gives the job to a thread that is free or about to be, or else to a new one.
+    fn run(self: &Arc<Self>, job: Job) -> io::Result<()> {
         let mut state = self.lock();
-        if state.jobs.len() < state.idle || state.threads >= most {
+        state.busy += 1;
+        if state.busy <= state.threads {
             state.jobs.push_back(job);
             drop(state);
             self.wanted.notify_one();
@@ -310,10 +308,18 @@ impl Pool {
         match thread.spawn(move || pool.thread(job)) {
             Ok(_never_joined) => Ok(()),
             Err(error) => {
-                self.lock().threads -= 1;
+                let mut state = self.lock();
+                state.threads -= 1;
+                state.busy -= 1;
                 Err(error)
             }
         }
+    }
+
+    /// The work of a job is over; its thread will look for another. Said before its slot comes free, so
+    /// that whoever gets the slot finds the thread.
+    fn job_done(&self) {
+        self.lock().busy -= 1;
     }
 
     fn thread(&self, first: Job) {
@@ -328,10 +334,8 @@ impl Pool {
     /// Waits for more, at most for [`KEEP`].
     fn next_job(&self) -> Option<Job> {
         let mut state = self.lock();
-        state.idle += 1;
         loop {
             if let Some(job) = state.jobs.pop_front() {
-                state.idle -= 1;
                 return Some(job);
             }
             let (back, timeout) = self
@@ -340,7 +344,6 @@ impl Pool {
                 .unwrap_or_else(PoisonError::into_inner);
             state = back;
             if timeout.timed_out() && state.jobs.is_empty() {
-                state.idle -= 1;
                 state.threads -= 1;
                 return None;
             }
@@ -353,7 +356,7 @@ impl fmt::Debug for Pool {
         let state = self.lock();
         f.debug_struct("Pool")
             .field("threads", &state.threads)
-            .field("idle", &state.idle)
+            .field("busy", &state.busy)
             .finish_non_exhaustive()
     }
 }
