@@ -42,8 +42,7 @@ impl ManualClock {
 
     /// Moves the clock on, in whole microseconds.
     pub fn advance(&self, by: Duration) {
-        let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-        self.elapsed_micros.fetch_add(micros, Ordering::Relaxed);
+        self.elapsed_micros.fetch_add(micros(by), Ordering::Relaxed);
     }
 }
 
@@ -70,6 +69,11 @@ impl fmt::Debug for ManualClock {
 
 /// The ledger's own unit: whole microseconds since the limiter was made.
 pub(crate) type Micros = u64;
+
+/// A duration in the ledger's unit, rounded down.
+pub(crate) fn micros(duration: Duration) -> Micros {
+    Micros::try_from(duration.as_micros()).unwrap_or(Micros::MAX)
+}
 
 /// Reads a clock as [`Micros`].
 pub(crate) struct Ticks {

@@ -36,6 +36,9 @@ pub struct Limits {
     pub queue_bytes: u64,
     /// The most queued calls of one flow, in calls. Never binding by default.
     pub flow_queue: usize,
+    /// The longest a call may be queued: a deadline for every ask, beside its own. `None`, the default:
+    /// as long as the waiter waits.
+    pub queue_time: Option<Duration>,
     /// The age up to which a queued call is no sign of overload. `None`, the default: first in, first
     /// out whatever happens. Otherwise, once the oldest queued call has been older than this at every
     /// hand-off for eight times as long, the newest call of a flow is served first and those that waited
@@ -119,6 +122,7 @@ impl Limits {
             queue: limit.get(),
             queue_bytes: 256 << 20,
             flow_queue: usize::MAX,
+            queue_time: None,
             target_delay: None,
         }
     }
@@ -141,6 +145,13 @@ impl Limits {
     #[must_use]
     pub const fn with_flow_queue(mut self, calls: usize) -> Self {
         self.flow_queue = calls;
+        self
+    }
+
+    /// Sets the longest a call may be queued.
+    #[must_use]
+    pub const fn with_queue_time(mut self, time: Duration) -> Self {
+        self.queue_time = Some(time);
         self
     }
 

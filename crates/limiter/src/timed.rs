@@ -11,6 +11,8 @@ use crate::call::{Linger, Slot, Started};
 use crate::error::{Refused, Rejected};
 use crate::limiter::Limiter;
 use crate::limits::Ask;
+#[cfg(doc)]
+use crate::limits::Limits;
 use crate::snapshot::{Ended, RunningCall};
 
 /// A call that got no slot.
@@ -48,7 +50,7 @@ pub enum RunError {
 // === impl Limiter ===
 
 impl Limiter {
-    /// Waits for a slot, at most until `deadline`.
+    /// Waits for a slot, at most until `deadline`, and no longer than [`Limits::queue_time`].
     ///
     /// The queue knows the deadline: a call that cannot start in time is rejected at once, with
     /// [`Reason::Deadline`](crate::Reason::Deadline) and the predicted wait. A deadline that has passed
@@ -66,6 +68,9 @@ impl Limiter {
         let ask = ask.with_deadline(deadline.into_std());
         let mut place = self.offer(ask)?;
         let offered = Instant::now();
+        let queue_time = self.limits().queue_time;
+        let queued_until = queue_time.and_then(|time| offered.checked_add(time));
+        let deadline = queued_until.map_or(deadline, |until| until.min(deadline));
         let timeout = tokio::time::timeout_at(deadline, &mut place);
         if let Ok(place) = timeout.await {
             return Ok(place?);
@@ -299,6 +304,20 @@ mod tests {
         slot.finish(Ended::Ok);
         let late = limiter.acquire_until(Ask::default(), until).await;
         assert!(late.is_ok(), "a free slot is given even late");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_the_queue_is_bounded() {
+        let limits = Limits::new(NonZeroUsize::MIN).with_queue_time(SECOND);
+        let limiter = Limiter::new(limits).expect("sound limits");
+        let running = limiter.offer(Ask::default()).expect("free").await;
+        let begun = Instant::now();
+        let late = begun + 60 * SECOND;
+        let error = limiter.acquire_until(Ask::default(), late).await;
+        assert!(error.is_err());
+        assert_eq!(begun.elapsed(), SECOND);
+        assert_eq!(check(&limiter).left.deadline, 1);
+        drop(running);
     }
 
     #[tokio::test(start_paused = true)]

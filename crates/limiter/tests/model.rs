@@ -85,6 +85,10 @@ impl Choice {
             .with_queue(self.below(6))
             .with_queue_bytes([10, 60, 1_000][self.below(3)])
             .with_flow_queue([1, 2, usize::MAX][self.below(3)]);
+        let limits = match self.of(3) {
+            0 => limits.with_queue_time(Duration::from_millis(200)),
+            _ => limits,
+        };
         if self.of(2) == 0 {
             limits.with_target_delay(Duration::from_millis(20))
         } else {
@@ -145,7 +149,7 @@ impl World {
     }
 
     fn offer(&mut self, choice: &mut Choice) {
-        let asked = choice.ask(self.naive.now);
+        let mut asked = choice.ask(self.naive.now);
         let label = self.hands.len().to_string();
         let mut ask = Ask::new(label, asked.bytes)
             .with_weight(
@@ -159,6 +163,12 @@ impl World {
         ask.deadline = asked
             .deadline
             .map(|deadline| self.clock.now() + deadline - self.naive.now);
+        let queued_until = self
+            .naive
+            .limits
+            .queue_time
+            .map(|time| self.naive.now + time);
+        asked.deadline = asked.deadline.into_iter().chain(queued_until).min();
         let advice = self.limiter.would_reject_ask(&ask);
         let real = self.limiter.offer(ask);
         assert_eq!(advice, real.as_ref().err().copied(), "advice");

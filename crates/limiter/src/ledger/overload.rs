@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, micros};
 
 /// An interval, in targets.
 const INTERVAL: u64 = 8;
@@ -28,7 +28,7 @@ pub(super) struct Overload {
 impl Overload {
     /// A slot is handed out while the oldest queued call is of this age.
     pub(super) fn observe(&mut self, now: Micros, oldest: Micros, target: Option<Duration>) {
-        let Some(target) = micros(target) else {
+        let Some(target) = target.map(micros) else {
             *self = Self::default();
             return;
         };
@@ -48,12 +48,8 @@ impl Overload {
     /// Whether a call that has waited for so long is not worth a slot any more.
     pub(super) fn gives_up(&self, waited: Micros, target: Option<Duration>) -> bool {
         self.standing
-            && micros(target).is_some_and(|target| waited > target.saturating_mul(SEND_AWAY))
+            && target.is_some_and(|target| waited > micros(target).saturating_mul(SEND_AWAY))
     }
-}
-
-fn micros(target: Option<Duration>) -> Option<Micros> {
-    target.map(|target| Micros::try_from(target.as_micros()).unwrap_or(Micros::MAX))
 }
 
 #[cfg(test)]

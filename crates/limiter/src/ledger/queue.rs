@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::tally::{Leave, duration};
 use super::{Call, Departure, Ledger, Look, Remains, State, Wakes};
 use crate::arena::Key;
-use crate::clock::Micros;
+use crate::clock::{Micros, micros};
 use crate::error::{RETRY_AFTER_MIN, Reason, Rejected};
 use crate::limits::{Ask, Class};
 
@@ -71,10 +71,11 @@ impl Ledger {
         if self.line.queued_of(terms.class, terms.flow) >= limits.flow_queue {
             return Some(Reason::FlowFull);
         }
-        if terms.deadline == Micros::MAX {
+        let deadline = self.deadline(terms);
+        if deadline == Micros::MAX {
             return None;
         }
-        let left = duration(terms.deadline.saturating_sub(self.now));
+        let left = duration(deadline.saturating_sub(self.now));
         let too_late = left.is_zero() || (self.drain.is_sure() && left < self.wait(terms.class));
         too_late.then_some(Reason::Deadline)
     }
@@ -100,7 +101,7 @@ impl Ledger {
             weight: terms.weight,
             class: terms.class,
             flow,
-            deadline: terms.deadline,
+            deadline: self.deadline(terms),
             state: State::Queued,
             attended: true,
             since: self.now,
@@ -127,6 +128,12 @@ impl Ledger {
             started: call.is_some_and(|call| call.state == State::Running),
             wakes,
         }
+    }
+
+    /// The ask's own deadline, or the end of the longest time in the queue.
+    fn deadline(&self, terms: &Terms) -> Micros {
+        let queue_time = self.limits.queue_time.map_or(Micros::MAX, micros);
+        terms.deadline.min(self.now.saturating_add(queue_time))
     }
 
     fn starts_at_once(&self, terms: &Terms) -> bool {
