@@ -5,3 +5,6 @@
 pub mod access_log;
 pub mod log;
 pub mod metrics;
+
+#[cfg(test)]
+mod tests;
