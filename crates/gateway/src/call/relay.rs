@@ -277,8 +277,7 @@ impl Relay {
         };
         *finished |= facts.finished;
         if facts.usage_only && *strip_usage {
-            // The client did not ask for this event; there may be more behind it.
-            return self.next_ready(now);
+            return self.next_ready(now); // the client did not ask for this event; there may be more behind it
         }
         self.record_mut(|r| r.sent_downstream(bytes.len()));
         if let Some(error) = &facts.error {
@@ -421,10 +420,9 @@ impl Relay {
                     }
                 }
             }
-            // A timer that is set too early only looks again; it is never reset for each chunk.
             let sleep = self
                 .clock
-                .sleep
+                .sleep // too early, it only looks again; it is never reset for each chunk
                 .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
             if sleep.deadline() > until || sleep.is_elapsed() {
                 sleep.as_mut().reset(until);
@@ -432,8 +430,7 @@ impl Relay {
             ready!(sleep.as_mut().poll(cx));
             let later = Instant::now();
             if until <= later {
-                // Judge with the clock of now, not of the poll's beginning.
-                return self.poll_time(cx, later);
+                return self.poll_time(cx, later); // judged by the clock of now, not of the poll's beginning
             }
         }
     }
