@@ -54,7 +54,7 @@ impl Ledger {
     }
 
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
-        self.calls.get(key).is_some_and(|call| !call.attended)
+        self.calls.get(key).is_none_or(|call| !call.attended)
     }
 
     /// Looks after the waiter of a running call. Hands back the waker that is not needed any more.
