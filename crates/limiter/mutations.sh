@@ -25,7 +25,7 @@ wrap() { # a compiler that sets one fault
 }
 
 suite() { # runs one of the suites; a hang is a failure too
-    timeout 180 cargo test --quiet -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1
+    timeout 90 cargo test --quiet -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1
 }
 
 wrap none

@@ -6,6 +6,9 @@ use std::time::Instant;
 use super::*;
 use crate::{Limits, Snapshot};
 
+/// Longer than a busy machine takes.
+const LONG: Duration = Duration::from_secs(10);
+
 struct Unpark(thread::Thread);
 
 impl Wake for Unpark {
@@ -20,7 +23,9 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
         if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        thread::park();
+        let begun = Instant::now();
+        thread::park_timeout(LONG);
+        assert!(begun.elapsed() < LONG, "nobody was woken");
     }
 }
 
@@ -86,7 +91,7 @@ fn work_can_see_that_nobody_waits() {
     let mut call = threads
         .run_blocking(Ask::default(), move |slot| {
             let begun = Instant::now();
-            while !slot.is_abandoned() && begun.elapsed() < Duration::from_secs(10) {
+            while !slot.is_abandoned() && begun.elapsed() < LONG {
                 thread::yield_now();
             }
             seen.send(slot.is_abandoned()).expect("somebody listens");
