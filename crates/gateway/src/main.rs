@@ -188,7 +188,7 @@ fn run_demo(demo: &Demo) -> Output {
     let demo = demo.clone();
     block_on(async move {
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        // A quarter of a second per token, long enough to hang up in.
+        // Nine seconds, long enough to hang up in.
         let script = tidegate_rig::Script {
             tokens: Some(60),
             pace_ms: 150.0,

@@ -53,7 +53,7 @@ pub struct Server {
     /// Worker threads, each with a runtime and connection pools of its own. Default: the number of cores.
     #[schemars(range(min = 1, max = 1024))]
     pub workers: Option<NonZeroUsize>,
-    /// Open client connections; more wait in the system's accept queue.
+    /// Open client connections; one more is answered with 503 and closed.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: usize,
     /// How long an idle client connection stays open. Longer than the balancer in front keeps it (60 to 75 s), or it sends

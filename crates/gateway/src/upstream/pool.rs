@@ -152,7 +152,7 @@ impl Pool {
         place
     }
 
-    /// Closes what has been idle too long, what the server has closed, and what others wait for. Called every quarter second.
+    /// Closes what has been idle too long, what the server has closed, and what others wait for. Called a few times a second.
     pub fn sweep(&self, now: Instant) {
         let mut closed = Vec::new();
         let mut shelves = self.lock();
