@@ -33,7 +33,7 @@
 //!
 //! # Modules
 //!
-//! From the top down; each imports only from floors below its own (`tests/tidy.rs` holds it).
+//! From the top down; each imports only from floors below its own (`tests/tidy` holds it).
 //!
 //! | floor | modules |
 //! |---|---|

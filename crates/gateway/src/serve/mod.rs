@@ -13,6 +13,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::telemetry::metrics::{Metrics, ReasonLabel};
 
@@ -87,7 +88,7 @@ pub async fn accept(
                     reason: "accept_failed",
                 };
                 metrics.connections_refused.get_or_create(&reason).inc();
-                let now = std::time::Instant::now();
+                let now = Instant::now();
                 if complained.is_none_or(|last| now.duration_since(last) > Duration::from_secs(1)) {
                     complained = Some(now);
                     tracing::error!(%error, "cannot accept; raise the descriptor limit (LimitNOFILE, ulimit -n) or lower server.connections_max");
