@@ -19,6 +19,8 @@ pub struct EndpointState {
     pub authority: Arc<str>,
     /// One permit per open connection, over all workers.
     pub connections: Arc<Semaphore>,
+    /// How many permits there are, given out or not.
+    connections_max: AtomicUsize,
     pub open: Gauge,
     pub opened: Counter,
     in_flight: AtomicUsize,
@@ -42,8 +44,10 @@ impl EndpointState {
             upstream: Arc::clone(upstream),
             endpoint: Arc::clone(&authority),
         };
+        let connections_max = connections_max.min(Semaphore::MAX_PERMITS);
         Self {
-            connections: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
+            connections: Arc::new(Semaphore::new(connections_max)),
+            connections_max: AtomicUsize::new(connections_max),
             open: metrics.upstream_connections.get_or_create_owned(&labels),
             opened: metrics.upstream_connects.get_or_create_owned(&labels),
             ejected: metrics.endpoint_ejected.get_or_create_owned(&labels),
@@ -54,6 +58,20 @@ impl EndpointState {
             authority,
             address,
         }
+    }
+
+    /// Sets how many connections may be open. More: at once. Fewer: as far as there are permits that nobody uses now. Not for several
+    /// threads at a time; the registry calls it under its lock.
+    pub(super) fn resize(&self, max: usize) {
+        let now = self.connections_max.load(Ordering::Relaxed);
+        let max = max.min(Semaphore::MAX_PERMITS);
+        let next = if max < now {
+            now - self.connections.forget_permits(now - max)
+        } else {
+            self.connections.add_permits(max - now);
+            max
+        };
+        self.connections_max.store(next, Ordering::Relaxed);
     }
 
     pub fn in_flight(&self) -> usize {
@@ -132,5 +150,31 @@ pub(super) struct Waiting<'a>(&'a EndpointState);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_connections_follows_a_reload() {
+        let address = Endpoint {
+            tls: false,
+            host: "127.0.0.1".into(),
+            port: 8000,
+            base_path: String::new(),
+        };
+        let endpoint = EndpointState::new(&"u".into(), address, 2, &Metrics::new());
+        let free = || endpoint.connections.available_permits();
+        endpoint.resize(5);
+        assert_eq!(free(), 5);
+        let used = endpoint.connections.try_acquire_many(4).unwrap();
+        endpoint.resize(2);
+        assert_eq!(free(), 0);
+        drop(used);
+        assert_eq!(free(), 4, "what was in use stays");
+        endpoint.resize(2);
+        assert_eq!(free(), 2);
     }
 }

@@ -136,14 +136,14 @@ impl Kept {
         metrics: &Metrics,
     ) -> Arc<EndpointState> {
         let key = (name.to_string(), address.clone());
-        let state = self.endpoints.entry(key).or_insert_with(|| {
-            Arc::new(EndpointState::new(
-                name,
-                address.clone(),
-                connections_max,
-                metrics,
-            ))
-        });
+        let state = self
+            .endpoints
+            .entry(key)
+            .and_modify(|state| state.resize(connections_max))
+            .or_insert_with(|| {
+                let address = address.clone();
+                Arc::new(EndpointState::new(name, address, connections_max, metrics))
+            });
         Arc::clone(state)
     }
 
