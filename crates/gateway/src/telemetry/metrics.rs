@@ -247,7 +247,7 @@ impl Metrics {
             endpoint_ejected: add(
                 r,
                 "endpoint_ejected",
-                "1 while an endpoint is left out after a failed connect",
+                "1 from a failed connect until a connection succeeds",
                 Family::default(),
             ),
             request_bodies_bytes: add_unit(
