@@ -29,6 +29,7 @@ pub mod aftermath;
 pub mod answer;
 pub mod attempt;
 pub mod body;
+mod clock;
 pub mod deadline;
 pub mod downstream;
 pub mod handover;

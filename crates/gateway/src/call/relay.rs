@@ -5,21 +5,20 @@
 //! only at event boundaries, so that a comment or an error can be put between two events.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
 use tidegate_wire::{
     Dialect, ErrorText, Facts, Piece, StreamScanner, Terminal, answer_facts, error_event,
 };
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use super::aftermath::{self, Running};
 use super::answer::Commit;
 use super::body::Broken;
+use super::clock::Clock;
 use super::deadline::Tier;
 use super::downstream::{Downstream, Reader};
 use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
@@ -31,8 +30,6 @@ use crate::upstream::Upstream;
 const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 /// Up to this much of a plain answer is kept to read usage from.
 const OBSERVED_BYTES: usize = 1024 * 1024;
-/// A pause between two polls longer than this means that the client was not reading.
-const BLOCKED_AFTER: Duration = Duration::from_millis(100);
 
 /// How the bytes are understood.
 #[derive(Debug)]
@@ -128,46 +125,6 @@ enum State {
         flushes: u64,
     },
     Done,
-}
-
-/// When what happened last.
-#[derive(Debug)]
-struct Clock {
-    /// Since when nothing came although we asked.
-    waiting_since: Option<Instant>,
-    /// Last meaningful event, moved on by the time in which the client did not read.
-    event: Instant,
-    seen_event: bool,
-    /// Last byte toward the client.
-    sent: Instant,
-    /// When the last frame was handed to hyper; `None` while we are being waited for.
-    handed: Option<Instant>,
-    total: Option<Instant>,
-    sleep: Option<Pin<Box<Sleep>>>,
-}
-
-impl Clock {
-    fn new(now: Instant, total: Option<Instant>) -> Self {
-        Self {
-            waiting_since: None,
-            event: now,
-            seen_event: false,
-            sent: now,
-            handed: None,
-            total,
-            sleep: None,
-        }
-    }
-
-    /// hyper asks for more. A long pause since the last frame was the client's, not the upstream's.
-    fn polled(&mut self, now: Instant) {
-        if let Some(handed) = self.handed.take() {
-            let pause = now.duration_since(handed);
-            if pause > BLOCKED_AFTER {
-                self.event += pause;
-            }
-        }
-    }
 }
 
 /// An answer on its way.
