@@ -12,6 +12,12 @@ use crate::config::ClientKey;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal(Arc<str>);
 
+impl Default for Principal {
+    fn default() -> Self {
+        Self("anonymous".into())
+    }
+}
+
 impl Principal {
     pub fn name(&self) -> &str {
         &self.0
@@ -40,7 +46,7 @@ impl Keys {
             .collect();
         Self {
             keys,
-            anonymous: Principal("anonymous".into()),
+            anonymous: Principal::default(),
         }
     }
 

@@ -207,7 +207,7 @@ async fn line(
     let held = admit(&upstream, &patience, record, upload.len())
         .await
         .inspect_err(|why| aftermath::note(why, record))?;
-    record.admitted(held.queued_for);
+    record.admitted();
 
     let patience = if background {
         patience.without_waiter()

@@ -1,34 +1,37 @@
 //! The one record of a call: when and why its wait ended, when and why its work ended. Written exactly once.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use http::Method;
+use tidegate_wire::{Dialect, Peek, UsageSource};
 use tokio::time::Instant;
 
-use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
+use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::upload::Upload;
-use super::{Ask, Caller};
-use crate::telemetry::access_log::{AccessLog, Line};
+use super::{Ask, Caller, ModelIn, RouteFacts, aftermath};
+use crate::auth::Principal;
+use crate::telemetry::access_log::{AccessLog, Line, Times};
 use crate::telemetry::metrics::{
-    CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel,
+    CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel, UpstreamMetrics,
 };
 use crate::upstream::route::Target;
-use crate::usage::Meter;
-use tidegate_wire::Peek;
-use tidegate_wire::UsageSource;
+use crate::usage::{Meter, Settled};
 
-/// Longest model name that is kept for the log, in characters.
-const MODEL_CHARS: usize = 128;
+/// Longest model name or path that is kept for the log.
+const SHOWN_CHARS: usize = 128;
 
 /// Collects what happens to a call; settled once, at the latest when it is dropped.
 #[derive(Debug)]
 pub struct Record {
     metrics: Arc<Metrics>,
+    /// The upstream's own families, once the call is routed.
+    upstream: Option<Arc<UpstreamMetrics>>,
     log: AccessLog,
     began: Instant,
-    route: &'static str,
-    upstream: Arc<str>,
-    id: Arc<str>,
+    began_at: SystemTime,
+    who: Who,
     phase: Phase,
     phase_since: Instant,
     wait: Option<(WaitEnd, Duration)>,
@@ -36,41 +39,70 @@ pub struct Record {
     worked: bool,
     outcome: Option<(Outcome, Option<&'static str>)>,
     pub meter: Meter,
-    line: Box<Line>,
+    times: Times,
+    model: Option<String>,
+    stream: bool,
+    endpoint: Option<Arc<str>>,
+    status: Option<u16>,
+    attempts: u32,
+    request_bytes: u64,
+    response_bytes: u64,
     settled: bool,
+}
+
+/// What is known of a call from its beginning.
+#[derive(Debug)]
+struct Who {
+    id: Arc<str>,
+    route: RouteFacts,
+    principal: Principal,
+    peer: SocketAddr,
+    method: Method,
+    path: String,
+    client_retry: Option<u32>,
+    generation: u64,
 }
 
 fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// At most [`SHOWN_CHARS`] characters of a text that a client chose.
+fn shown(text: &str) -> &str {
+    text.char_indices()
+        .nth(SHOWN_CHARS)
+        .map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
+}
+
 impl Record {
     pub fn begin(caller: &Caller, ask: &Ask) -> Self {
-        let now = Instant::now();
         let path = ask.path_and_query.split('?').next().unwrap_or_default();
         let retry = ask
             .headers
             .get("x-stainless-retry-count")
             .and_then(|v| v.to_str().ok()?.parse().ok());
-        let line = Line {
-            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
-            id: ask.id.to_string(),
-            principal: ask.principal.name().to_owned(),
-            peer: ask.downstream.peer.to_string(),
-            method: ask.method.to_string(),
-            path: path.chars().take(MODEL_CHARS).collect(),
-            dialect: super::dialect_name(ask.route.dialect),
+        let who = Who {
+            id: Arc::clone(&ask.id),
+            route: ask.route,
+            principal: ask.principal.clone(),
+            peer: ask.downstream.peer,
+            method: ask.method.clone(),
+            path: shown(path).to_owned(),
             client_retry: retry,
             generation: ask.generation.number,
-            ..Line::default()
         };
+        Self::new(caller, caller.access_log.clone(), who)
+    }
+
+    fn new(caller: &Caller, log: AccessLog, who: Who) -> Self {
+        let now = Instant::now();
         Self {
             metrics: Arc::clone(&caller.metrics),
-            log: caller.access_log.clone(),
+            upstream: None,
+            log,
             began: now,
-            route: ask.route.name,
-            upstream: "".into(),
-            id: Arc::clone(&ask.id),
+            began_at: SystemTime::now(),
+            who,
             phase: Phase::Accepted,
             phase_since: now,
             wait: None,
@@ -78,43 +110,50 @@ impl Record {
             worked: false,
             outcome: None,
             meter: Meter::default(),
-            line: Box::new(line),
+            times: Times::default(),
+            model: None,
+            stream: false,
+            endpoint: None,
+            status: None,
+            attempts: 0,
+            request_bytes: 0,
+            response_bytes: 0,
             settled: false,
         }
     }
 
     /// For an exchange that is no call: nothing is written.
     pub fn unwritten(caller: &Caller) -> Self {
-        let now = Instant::now();
-        Self {
-            metrics: Arc::clone(&caller.metrics),
-            log: AccessLog::off(),
-            began: now,
-            route: "",
-            upstream: "".into(),
+        let who = Who {
             id: "".into(),
-            phase: Phase::Accepted,
-            phase_since: now,
-            wait: None,
-            work: None,
-            worked: false,
-            outcome: None,
-            meter: Meter::default(),
-            line: Box::default(),
-            settled: true,
-        }
+            route: RouteFacts {
+                name: "",
+                dialect: Dialect::OpenAi,
+                model: ModelIn::Nowhere,
+                can_ask_usage: false,
+            },
+            principal: Principal::default(),
+            peer: SocketAddr::from(([0, 0, 0, 0], 0)),
+            method: Method::GET,
+            path: String::new(),
+            client_retry: None,
+            generation: 0,
+        };
+        let mut record = Self::new(caller, AccessLog::off(), who);
+        record.settled = true;
+        record
     }
 
     /// The call ended with an error of ours.
-    pub fn refused(&mut self, rejection: &super::Rejection, status: u16) {
-        if !matches!(rejection, super::Rejection::Gone) {
+    pub fn refused(&mut self, rejection: &Rejection, status: u16) {
+        if !matches!(rejection, Rejection::Gone) {
             self.status(status);
         }
-        super::aftermath::note(rejection, self);
+        aftermath::note(rejection, self);
     }
 
     pub fn id(&self) -> &Arc<str> {
-        &self.id
+        &self.who.id
     }
 
     pub fn elapsed(&self) -> Duration {
@@ -124,13 +163,9 @@ impl Record {
     /// The call goes on to `phase`; the time in the one before is counted.
     pub fn phase(&mut self, phase: Phase) {
         let now = Instant::now();
-        if !self.upstream.is_empty() && self.phase != Phase::Done {
-            self.metrics
-                .phase_seconds
-                .get_or_create(&PhaseLabels {
-                    upstream: Arc::clone(&self.upstream),
-                    phase: self.phase.name(),
-                })
+        if let Some(upstream) = &self.upstream {
+            upstream
+                .phase(self.phase.name())
                 .observe(now.duration_since(self.phase_since).as_secs_f64());
         }
         self.phase = phase;
@@ -138,56 +173,49 @@ impl Record {
     }
 
     pub fn received(&mut self, upload: &Upload) {
-        self.line.request_bytes = upload.len();
+        self.request_bytes = upload.len();
     }
 
     pub fn routed(&mut self, target: &Target<'_>, peek: Option<&Peek>) {
-        self.upstream = Arc::clone(&target.upstream.name);
-        self.line.upstream = Some(self.upstream.to_string());
+        self.upstream = Some(Arc::clone(&target.upstream.families));
         if let Some(peek) = peek {
-            self.line.model = peek
-                .model
-                .as_ref()
-                .map(|m| m.chars().take(MODEL_CHARS).collect());
-            self.line.stream = peek.stream;
+            self.model = peek.model.as_deref().map(|m| shown(m).to_owned());
+            self.stream = peek.stream;
         }
     }
 
-    pub fn admitted(&mut self, _queued_for: Duration) {
-        self.line.admitted_ms = Some(millis(self.elapsed()));
+    pub fn admitted(&mut self) {
+        self.times.admitted_ms = Some(millis(self.elapsed()));
     }
 
     /// One more connection is tried; from here on there may be work upstream.
     pub fn attempt(&mut self, endpoint: &Arc<str>) {
-        self.line.attempts += 1;
-        self.line.endpoint = Some(endpoint.to_string());
+        self.attempts += 1;
+        self.endpoint = Some(Arc::clone(endpoint));
     }
 
     pub fn sent(&mut self) {
         self.worked = true;
-        self.line.sent_ms = Some(millis(self.elapsed()));
+        self.times.sent_ms = Some(millis(self.elapsed()));
     }
 
     pub fn head(&mut self) {
-        self.line.head_ms = Some(millis(self.elapsed()));
+        self.times.head_ms = Some(millis(self.elapsed()));
     }
 
     pub fn first_byte(&mut self) {
-        if self.line.first_byte_ms.is_none() {
-            self.line.first_byte_ms = Some(millis(self.elapsed()));
+        if self.times.first_byte_ms.is_none() {
+            self.times.first_byte_ms = Some(millis(self.elapsed()));
         }
     }
 
     pub fn first_token(&mut self) {
-        if self.line.first_token_ms.is_none() {
+        if self.times.first_token_ms.is_none() {
             let elapsed = self.elapsed();
-            self.line.first_token_ms = Some(millis(elapsed));
-            self.metrics
-                .ttft_seconds
-                .get_or_create(&UpstreamLabel {
-                    upstream: Arc::clone(&self.upstream),
-                })
-                .observe(elapsed.as_secs_f64());
+            self.times.first_token_ms = Some(millis(elapsed));
+            if let Some(upstream) = &self.upstream {
+                upstream.ttft_seconds.observe(elapsed.as_secs_f64());
+            }
         }
     }
 
@@ -204,15 +232,15 @@ impl Record {
     }
 
     pub fn has_first_byte(&self) -> bool {
-        self.line.first_byte_ms.is_some()
+        self.times.first_byte_ms.is_some()
     }
 
     pub fn status(&mut self, status: u16) {
-        self.line.status = Some(status);
+        self.status = Some(status);
     }
 
     pub fn sent_downstream(&mut self, bytes: usize) {
-        self.line.response_bytes += bytes as u64;
+        self.response_bytes += bytes as u64;
     }
 
     /// The first word on the outcome stands.
@@ -234,7 +262,7 @@ impl Record {
 
     pub fn timed_out(&self, tier: super::deadline::Tier) {
         let labels = TierLabels {
-            upstream: Arc::clone(&self.upstream),
+            upstream: self.upstream_name(),
             tier: tier.name(),
         };
         self.metrics.timeouts.get_or_create(&labels).inc();
@@ -243,7 +271,7 @@ impl Record {
     pub fn malformed(&self, events: u32) {
         if events > 0 {
             let labels = UpstreamLabel {
-                upstream: Arc::clone(&self.upstream),
+                upstream: self.upstream_name(),
             };
             self.metrics
                 .malformed_events
@@ -252,89 +280,102 @@ impl Record {
         }
     }
 
-    /// Writes the record; later calls change nothing.
-    pub fn settle(&mut self) {
-        self.write();
+    fn upstream_name(&self) -> Arc<str> {
+        self.upstream
+            .as_ref()
+            .map_or_else(|| "".into(), |u| Arc::clone(&u.name))
     }
 
-    fn write(&mut self) {
+    /// Writes the record; later calls change nothing.
+    pub fn settle(&mut self) {
         if std::mem::replace(&mut self.settled, true) {
             return;
         }
         let (outcome, reason) = self.outcome.unwrap_or((Outcome::Internal, Some("dropped")));
         let (wait, waited) = self.wait.unwrap_or((WaitEnd::Failed, self.elapsed()));
-        let (work, worked) = match self.work {
-            Some((why, at)) if why != WorkEnd::None => (why, Some(at)),
-            _ if self.worked => (WorkEnd::Failed, Some(self.elapsed())),
-            _ => (WorkEnd::None, None),
+        let work = match self.work {
+            Some((why, at)) if why != WorkEnd::None => Some((why, at)),
+            _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),
         };
-        self.count(outcome, wait, waited);
-        let usage = self.meter.settle();
-        let line = &mut self.line;
-        line.outcome = outcome.name();
-        line.reason = reason;
-        line.phase = self.phase.name();
-        line.wait_end = wait.name();
-        line.wait_ended_ms = millis(waited);
-        line.work_end = work.name();
-        line.work_ended_ms = worked.map(millis);
-        line.events = self.meter.events();
-        line.input_tokens = usage.usage.input;
-        line.output_tokens = usage.usage.output;
-        line.usage = usage.source.as_str();
-        self.log.write(&self.line);
+        let used = self.meter.settle();
+        self.count(outcome, wait, waited, &used);
+        if !self.log.is_on() {
+            return;
+        }
+        let who = &self.who;
+        self.log.write(&Line {
+            time: &humantime::format_rfc3339_millis(self.began_at).to_string(),
+            id: &who.id,
+            principal: who.principal.name(),
+            peer: &who.peer.to_string(),
+            method: who.method.as_str(),
+            path: &who.path,
+            dialect: super::dialect_name(who.route.dialect),
+            model: self.model.as_deref(),
+            stream: self.stream,
+            upstream: self.upstream.as_ref().map(|u| &*u.name),
+            endpoint: self.endpoint.as_deref(),
+            status: self.status,
+            outcome: outcome.name(),
+            reason,
+            phase: self.phase.name(),
+            wait_end: wait.name(),
+            wait_ended_ms: millis(waited),
+            work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
+            work_ended_ms: work.map(|(_, at)| millis(at)),
+            times: self.times,
+            attempts: self.attempts,
+            client_retry: who.client_retry,
+            request_bytes: self.request_bytes,
+            response_bytes: self.response_bytes,
+            events: self.meter.events(),
+            input_tokens: used.usage.input,
+            output_tokens: used.usage.output,
+            usage: used.source.as_str(),
+            generation: who.generation,
+        });
     }
 
-    fn count(&self, outcome: Outcome, wait: WaitEnd, waited: Duration) {
-        let upstream = &self.upstream;
-        let label = UpstreamLabel {
-            upstream: Arc::clone(upstream),
+    fn count(&self, outcome: Outcome, wait: WaitEnd, waited: Duration, used: &Settled) {
+        let labels = CallLabels {
+            upstream: self.upstream_name(),
+            route: self.who.route.name,
+            outcome: outcome.name(),
         };
-        self.metrics
-            .calls
-            .get_or_create(&CallLabels {
-                upstream: Arc::clone(upstream),
-                route: self.route,
-                outcome: outcome.name(),
-            })
-            .inc();
-        self.metrics
-            .call_seconds
-            .get_or_create(&label)
-            .observe(waited.as_secs_f64());
-        if matches!(wait, WaitEnd::Left | WaitEnd::Stalled) {
+        self.metrics.calls.get_or_create(&labels).inc();
+        if outcome == Outcome::Internal {
+            self.metrics.panics.inc();
+        }
+        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
+        if left {
             let labels = PhaseLabels {
-                upstream: Arc::clone(upstream),
+                upstream: labels.upstream,
                 phase: self.phase.name(),
             };
             self.metrics.disconnects.get_or_create(&labels).inc();
         }
-        if outcome == Outcome::Internal {
-            self.metrics.panics.inc();
-        }
-        let settled = self.meter.settle();
-        for (direction, tokens) in [
-            ("input", settled.usage.input),
-            ("output", settled.usage.output),
-        ] {
+        let Some(upstream) = &self.upstream else {
+            return;
+        };
+        upstream.call_seconds.observe(waited.as_secs_f64());
+        for (direction, tokens) in [("input", used.usage.input), ("output", used.usage.output)] {
             if let Some(tokens) = tokens {
-                let source = settled.source.as_str();
                 let labels = TokenLabels {
-                    upstream: Arc::clone(upstream),
+                    upstream: Arc::clone(&upstream.name),
                     direction,
-                    source,
+                    source: used.source.as_str(),
                 };
                 self.metrics.tokens.get_or_create(&labels).inc_by(tokens);
             }
         }
-        if settled.source == UsageSource::Unknown && self.worked {
-            self.metrics.usage_unknown.get_or_create(&label).inc();
+        if used.source == UsageSource::Unknown && self.worked {
+            upstream.usage_unknown.inc();
         }
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        self.write();
+        self.settle();
     }
 }

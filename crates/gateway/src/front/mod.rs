@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use http::header::{HeaderValue, ORIGIN};
+use http::header::{HeaderName, HeaderValue, ORIGIN};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use tidegate_wire::Dialect;
 
 use crate::auth::Denied;
 use crate::call::body::OutBody;
@@ -18,6 +19,11 @@ pub mod reject;
 pub mod route;
 
 use route::{Place, Route};
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// Our own id, where the upstream gave the request another.
+const X_TIDEGATE_ID: HeaderName = HeaderName::from_static("x-tidegate-id");
 
 /// Answers the requests of one worker's connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -61,42 +67,33 @@ impl Front {
         let generation = self.caller.generation();
         let id = new_id();
         let origin = request.headers().get(ORIGIN).cloned();
-        let mut response =
-            if let Some(preflight) = cors::preflight(&request, &generation.config.cors) {
-                preflight
-            } else {
-                let place = route::find(request.method(), request.uri());
-                let dialect = match &place {
-                    Ok(place) => place.dialect(),
-                    Err(misrouted) => misrouted.dialect,
-                };
-                match self
-                    .route(
-                        request,
-                        &generation,
-                        place,
-                        Arrival {
-                            id: Arc::clone(&id),
-                            downstream,
-                            reader,
-                            gone,
-                        },
-                    )
-                    .await
-                {
-                    Ok(response) => response,
-                    Err(rejection) => {
-                        self.count(&rejection);
-                        reject::respond(&rejection, dialect, &id)
-                    }
-                }
-            };
+        let place = route::find(request.method(), request.uri());
+        let dialect = match &place {
+            Ok(place) => place.dialect(),
+            Err(misrouted) => misrouted.dialect,
+        };
+        let arrival = Arrival {
+            id: Arc::clone(&id),
+            downstream,
+            reader,
+            gone,
+        };
+        let mut response = match cors::preflight(&request, &generation.config.cors) {
+            Some(preflight) => preflight,
+            None => self
+                .route(request, &generation, place, arrival)
+                .await
+                .unwrap_or_else(|rejection| {
+                    self.count(&rejection);
+                    reject::respond(&rejection, dialect, &id)
+                }),
+        };
         cors::allow(
             origin.as_ref(),
             &generation.config.cors,
             response.headers_mut(),
         );
-        identify(response.headers_mut(), &id);
+        identify(response.headers_mut(), dialect, &id);
         response
     }
 
@@ -192,20 +189,23 @@ fn new_id() -> Arc<str> {
     format!("req_{:032x}", fastrand::u128(..)).into()
 }
 
-/// Every answer can be named: by the upstream's id if it gave one, else by ours. Both SDK families look for their own field.
-fn identify(headers: &mut HeaderMap, id: &str) {
+/// Every answer can be named: by the upstream's id if it gave one, else by ours. Each SDK family looks for its own field.
+fn identify(headers: &mut HeaderMap, dialect: Dialect, id: &str) {
     let Ok(own) = HeaderValue::try_from(id) else {
         return;
     };
     let given = headers
-        .get("x-request-id")
-        .or_else(|| headers.get("request-id"))
+        .get(X_REQUEST_ID)
+        .or_else(|| headers.get(REQUEST_ID))
         .cloned();
-    let shown = given.unwrap_or_else(|| own.clone());
-    for name in ["x-request-id", "request-id"] {
-        headers.entry(name).or_insert_with(|| shown.clone());
+    if given.is_some() {
+        headers.insert(X_TIDEGATE_ID, own.clone());
     }
-    headers.insert("x-tidegate-id", own);
+    let shown = given.unwrap_or(own);
+    if dialect == Dialect::Anthropic {
+        headers.entry(REQUEST_ID).or_insert_with(|| shown.clone());
+    }
+    headers.entry(X_REQUEST_ID).or_insert(shown);
 }
 
 /// An answer made here.

@@ -1,40 +1,45 @@
 //! One JSON line per ended call, on standard output (or wherever the writer points).
 //!
-//! The line is made by `call::settle`; this module only carries it. Lines go through a bounded queue to a thread of their own, so a
-//! slow disk or pipe never holds a worker. A line that finds the queue full is dropped and counted
-//! (`tidegate_access_log_dropped_total`): losing a line is bad, stopping all streams for it is worse.
+//! The line is made by `call::settle`; this module only carries it. Lines are put into one buffer that a thread of its own empties in
+//! batches: no system call and no wake-up per line, and a slow disk or pipe never holds a worker. A line that finds the buffer full is
+//! dropped and counted (`tidegate_access_log_dropped_total`): losing a line is bad, stopping all streams for it is worse.
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 
-/// Lines that may wait for the writer.
-const QUEUE_LINES: usize = 65_536;
+/// Bytes that may wait for the writer.
+const BUFFER_BYTES: usize = 16 * 1024 * 1024;
+/// How long lines are gathered before they are written.
+const GATHER: Duration = Duration::from_millis(50);
+/// From this much on the writer is called at once.
+const URGENT_BYTES: usize = 256 * 1024;
 
 /// Both ends of a call. Times are milliseconds since the call was accepted; absent means it never came to that.
 #[derive(Debug, Default, Serialize)]
-pub struct Line {
+pub struct Line<'a> {
     /// RFC 3339, UTC, when the request head was read.
-    pub time: String,
-    pub id: String,
-    pub principal: String,
+    pub time: &'a str,
+    pub id: &'a str,
+    pub principal: &'a str,
     /// The caller's socket address.
-    pub peer: String,
-    pub method: String,
-    pub path: String,
+    pub peer: &'a str,
+    pub method: &'a str,
+    /// Without the query, cut to 128 characters.
+    pub path: &'a str,
     pub dialect: &'static str,
     /// As the client named it, cut to 128 characters.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
+    pub model: Option<&'a str>,
     pub stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub upstream: Option<String>,
+    pub upstream: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
+    pub endpoint: Option<&'a str>,
     /// Status sent downstream; absent if the client left before one was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
@@ -49,16 +54,8 @@ pub struct Line {
     pub work_end: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work_ended_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub admitted_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sent_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub head_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_byte_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_token_ms: Option<f64>,
+    #[serde(flatten)]
+    pub times: Times,
     /// Connections tried; 0 if the upstream was never touched.
     pub attempts: u32,
     /// `x-stainless-retry-count`, when the client's SDK says that this is a retry.
@@ -76,16 +73,62 @@ pub struct Line {
     pub generation: u64,
 }
 
+/// The moments between the ends.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Times {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admitted_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_token_ms: Option<f64>,
+}
+
 /// The sending side. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
-    lines: Option<SyncSender<Vec<u8>>>,
+    lines: Option<Arc<Handle>>,
     dropped: Counter,
 }
 
-/// Ends when the last [`AccessLog`] is gone and every queued line is written.
+/// Ends when the last [`AccessLog`] is gone and every buffered line is written.
 #[derive(Debug)]
 pub struct Writer(Option<JoinHandle<()>>);
+
+/// Shared by all senders; the last one to go ends the writer.
+#[derive(Debug)]
+struct Handle(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    buffer: Mutex<Buffer>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    /// The writer waits without a limit: it must be woken.
+    asleep: bool,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.wake.notify_one();
+    }
+}
 
 impl AccessLog {
     /// A log that writes nothing.
@@ -97,47 +140,85 @@ impl AccessLog {
     }
 
     /// Starts the writer thread.
-    pub fn start(mut out: impl Write + Send + 'static, dropped: Counter) -> (Self, Writer) {
-        let (lines, queue) = sync_channel::<Vec<u8>>(QUEUE_LINES);
+    pub fn start(out: impl Write + Send + 'static, dropped: Counter) -> (Self, Writer) {
+        let shared = Arc::new(Shared::default());
+        let reader = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".into())
-            .spawn(move || {
-                while let Ok(line) = queue.recv() {
-                    // A closed pipe must not end the gateway: the line is lost, as it would be without us.
-                    let _ = out.write_all(&line);
-                    let mut more = 0;
-                    while more < 1_000
-                        && let Ok(line) = queue.try_recv()
-                    {
-                        let _ = out.write_all(&line);
-                        more += 1;
-                    }
-                    let _ = out.flush();
-                }
-            })
+            .spawn(move || write_all(&reader, out))
             .ok();
-        let log = Self {
-            lines: Some(lines),
-            dropped,
-        };
-        (log, Writer(thread))
+        (
+            Self {
+                lines: Some(Arc::new(Handle(shared))),
+                dropped,
+            },
+            Writer(thread),
+        )
     }
 
-    pub fn write(&self, line: &Line) {
-        let Some(lines) = &self.lines else { return };
-        let Ok(mut text) = serde_json::to_vec(line) else {
+    pub fn is_on(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    pub fn write(&self, line: &Line<'_>) {
+        let Some(handle) = &self.lines else { return };
+        let mut text = Vec::with_capacity(1024);
+        if serde_json::to_writer(&mut text, line).is_err() {
             self.dropped.inc();
             return;
-        };
+        }
         text.push(b'\n');
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = lines.try_send(text) {
+        let mut buffer = handle.0.lock();
+        if buffer.bytes.len() + text.len() > BUFFER_BYTES {
+            drop(buffer);
             self.dropped.inc();
+            return;
+        }
+        buffer.bytes.extend_from_slice(&text);
+        let urgent =
+            buffer.bytes.len() >= URGENT_BYTES && buffer.bytes.len() - text.len() < URGENT_BYTES;
+        let wake = std::mem::replace(&mut buffer.asleep, false) || urgent;
+        drop(buffer);
+        if wake {
+            handle.0.wake.notify_one();
         }
     }
 }
 
+/// The writer's life: sleep until there is something, gather for a moment, write it in one go.
+fn write_all(shared: &Shared, mut out: impl Write) {
+    let mut batch = Vec::new();
+    loop {
+        let mut buffer = shared.lock();
+        while buffer.bytes.is_empty() {
+            if buffer.closed {
+                return;
+            }
+            buffer.asleep = true;
+            buffer = shared
+                .wake
+                .wait(buffer)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        buffer.asleep = false;
+        if !buffer.closed && buffer.bytes.len() < URGENT_BYTES {
+            buffer = shared
+                .wake
+                .wait_timeout(buffer, GATHER)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        std::mem::swap(&mut batch, &mut buffer.bytes);
+        drop(buffer);
+        // A closed pipe must not end the gateway: the lines are lost, as they would be without us.
+        let _ = out.write_all(&batch).and_then(|()| out.flush());
+        batch.clear();
+        batch.shrink_to(URGENT_BYTES);
+    }
+}
+
 impl Writer {
-    /// Waits for the queued lines. Drop every [`AccessLog`] first.
+    /// Waits for the buffered lines. Drop every [`AccessLog`] first.
     pub fn join(mut self) {
         if let Some(thread) = self.0.take() {
             let _ = thread.join();
@@ -147,14 +228,11 @@ impl Writer {
 
 /// A place to write that tests can read back.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(Arc<std::sync::Mutex<Vec<u8>>>);
+pub struct Memory(Arc<Mutex<Vec<u8>>>);
 
 impl Memory {
     pub fn text(&self) -> String {
-        let bytes = self
-            .0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }
@@ -163,12 +241,69 @@ impl Write for Memory {
     fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
         self.0
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner)
             .extend_from_slice(buf);
         Ok(buf.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_is_written_before_the_writer_ends() {
+        let memory = Memory::default();
+        let (log, writer) = AccessLog::start(memory.clone(), Counter::default());
+        for i in 0..1000 {
+            log.write(&Line {
+                request_bytes: i,
+                ..Line::default()
+            });
+        }
+        drop(log);
+        writer.join();
+        let text = memory.text();
+        assert_eq!(text.lines().count(), 1000);
+        assert!(
+            text.lines()
+                .last()
+                .is_some_and(|l| l.contains("\"request_bytes\":999,"))
+        );
+    }
+
+    #[test]
+    fn a_writer_that_stands_still_costs_lines_and_nothing_else() {
+        struct Stuck(std::sync::mpsc::Receiver<()>);
+        impl Write for Stuck {
+            fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+                let _ = self.0.recv();
+                Ok(buf.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let (go, stuck) = std::sync::mpsc::channel();
+        let dropped = Counter::default();
+        let (log, writer) = AccessLog::start(Stuck(stuck), dropped.clone());
+        let path = "x".repeat(1_000_000);
+        for _ in 0..40 {
+            log.write(&Line {
+                path: &path,
+                ..Line::default()
+            });
+        }
+        assert!(
+            dropped.get() >= 8,
+            "40 MB do not fit into the buffer and one batch: {}",
+            dropped.get()
+        );
+        drop((go, log));
+        writer.join();
     }
 }

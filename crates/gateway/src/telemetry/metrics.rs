@@ -124,6 +124,39 @@ pub struct Metrics {
     pub panics: Counter,
 }
 
+/// Phases with a histogram of their own; see `call::outcome::Phase`.
+const PHASES: [&str; 9] = [
+    "accepted",
+    "body",
+    "queued",
+    "pool",
+    "connecting",
+    "waiting_head",
+    "waiting_first_event",
+    "streaming",
+    "done",
+];
+
+/// One upstream's share of the families that every call touches, looked up once.
+#[derive(Debug)]
+pub struct UpstreamMetrics {
+    pub name: Arc<str>,
+    pub call_seconds: Histogram,
+    pub ttft_seconds: Histogram,
+    pub usage_unknown: Counter,
+    phases: [Histogram; PHASES.len()],
+}
+
+impl UpstreamMetrics {
+    /// The histogram of a phase.
+    pub fn phase(&self, name: &'static str) -> &Histogram {
+        let index = PHASES
+            .iter()
+            .position(|known| std::ptr::eq(*known, name) || *known == name);
+        &self.phases[index.unwrap_or(0)]
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -286,6 +319,25 @@ impl Metrics {
             ),
             limiters,
             registry,
+        }
+    }
+
+    /// The families of the upstream `name`.
+    pub fn upstream(&self, name: &Arc<str>) -> UpstreamMetrics {
+        let label = UpstreamLabel {
+            upstream: Arc::clone(name),
+        };
+        UpstreamMetrics {
+            name: Arc::clone(name),
+            call_seconds: self.call_seconds.get_or_create_owned(&label),
+            ttft_seconds: self.ttft_seconds.get_or_create_owned(&label),
+            usage_unknown: self.usage_unknown.get_or_create_owned(&label),
+            phases: PHASES.map(|phase| {
+                self.phase_seconds.get_or_create_owned(&PhaseLabels {
+                    upstream: Arc::clone(name),
+                    phase,
+                })
+            }),
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidegate_limiter::Limiter;
 
 use crate::config;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
 
 pub mod connect;
 pub mod endpoint;
@@ -31,4 +31,6 @@ pub struct Upstream {
     pub endpoints: Vec<Arc<EndpointState>>,
     pub tls: Arc<rustls::ClientConfig>,
     pub metrics: Arc<Metrics>,
+    /// Its own share of them.
+    pub families: Arc<UpstreamMetrics>,
 }

@@ -91,12 +91,13 @@ impl Registry {
                 })
                 .collect();
             upstreams.push(Arc::new(Upstream {
-                name,
                 settings: settings.clone(),
                 limiter,
                 endpoints,
                 tls,
+                families: Arc::new(self.metrics.upstream(&name)),
                 metrics: Arc::clone(&self.metrics),
+                name,
             }));
         }
         kept.forget_removed(config);
