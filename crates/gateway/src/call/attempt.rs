@@ -149,7 +149,8 @@ impl Trial<'_> {
         };
         let conn = match pooled {
             Some(conn) => conn,
-            None => match self.open(record).await? {
+            // Boxed: rare, and a large part of the call's future otherwise.
+            None => match Box::pin(self.open(record)).await? {
                 Ok(conn) => conn,
                 Err(failed) => return Ok(Err(failed)),
             },

@@ -52,15 +52,22 @@ const PRIVATE_ANSWER: [HeaderName; 9] = [
 ];
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-fn without_hop_by_hop(headers: &HeaderMap) -> HeaderMap {
-    let mut kept = headers.clone();
-    for name in named_by_connection(headers) {
-        kept.remove(name);
+/// Where clients put keys: OpenAI's and Anthropic's field, and Azure's.
+const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, HeaderName::from_static("api-key")];
+
+/// The fields that cross: neither hop-by-hop, nor named by `Connection`, nor `private`. One pass, since most fields do cross.
+fn crossing(headers: &HeaderMap, private: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let mut kept = HeaderMap::with_capacity(headers.len() + 4);
+    for (name, value) in headers {
+        if !HOP_BY_HOP.contains(name) && !private(name) {
+            kept.append(name.clone(), value.clone());
+        }
     }
-    for name in &HOP_BY_HOP {
-        kept.remove(name);
+    if headers.contains_key(CONNECTION) {
+        for name in named_by_connection(headers) {
+            kept.remove(name);
+        }
     }
     kept
 }
@@ -78,15 +85,10 @@ fn named_by_connection(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> 
 /// Credentials: if the gateway holds the upstream's key, or has client keys of its own, the client's never cross. Otherwise the gateway
 /// has no part in them and they pass. The upstream is asked for `identity`: a compressed stream could not be read or added to.
 pub fn to_upstream(headers: &HeaderMap, config: &Config, upstream: &Upstream) -> HeaderMap {
-    let mut sent = without_hop_by_hop(headers);
-    for name in &PRIVATE_REQUEST {
-        sent.remove(name);
-    }
-    if upstream.api_key.is_some() || !config.keys.is_empty() {
-        for name in [AUTHORIZATION, X_API_KEY, API_KEY] {
-            sent.remove(name);
-        }
-    }
+    let ours = upstream.api_key.is_some() || !config.keys.is_empty();
+    let mut sent = crossing(headers, |name| {
+        PRIVATE_REQUEST.contains(name) || (ours && CREDENTIALS.contains(name))
+    });
     if let Some(key) = &upstream.api_key {
         put_key(&mut sent, upstream.auth, key.expose());
     }
@@ -111,12 +113,9 @@ fn put_key(headers: &mut HeaderMap, style: AuthStyle, key: &str) {
 
 /// The answer's fields as they go downstream, without its framing.
 pub fn to_downstream(headers: &HeaderMap) -> HeaderMap {
-    let mut sent = without_hop_by_hop(headers);
-    sent.remove(CONTENT_LENGTH);
-    for name in &PRIVATE_ANSWER {
-        sent.remove(name);
-    }
-    sent
+    crossing(headers, |name| {
+        name == CONTENT_LENGTH || PRIVATE_ANSWER.contains(name)
+    })
 }
 
 /// `Keep-Alive: timeout=N`, in seconds.
@@ -151,7 +150,7 @@ mod tests {
             ("upgrade", "h2c"),
             ("x-kept", "1"),
         ]);
-        for crossed in [to_downstream(&fields), without_hop_by_hop(&fields)] {
+        for crossed in [to_downstream(&fields), crossing(&fields, |_| false)] {
             assert_eq!(crossed, map(&[("x-kept", "1")]));
         }
     }

@@ -120,14 +120,14 @@ impl Front {
         let route = match route {
             Route::Models => {
                 let anthropic = request.headers().contains_key("anthropic-version");
-                return models::list(
+                let list = models::list(
                     &self.caller,
                     &self.worker,
                     generation,
                     anthropic,
                     &arrival.gone,
-                )
-                .await;
+                );
+                return Box::pin(list).await;
             }
             Route::Call(route) => route,
         };

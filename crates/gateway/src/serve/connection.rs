@@ -163,7 +163,6 @@ async fn serve_http1(
     let conn = http1::Builder::new()
         .half_close(settings.half_close == HalfClose::Serve)
         .max_buf_size(settings.head_bytes.max(8192))
-        .max_headers(256)
         .serve_connection(io, service);
     Guard::new(
         conn,

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::EndpointState;
 use super::pool::StreamPlace;
+use super::quiet::Quiet;
 use super::socket::UpstreamIo;
 
 /// What is sent upstream: whole, or as it comes from the client.
@@ -61,9 +62,10 @@ impl Body for RequestBody {
 
 /// An HTTP/1 connection, idle or in use by one exchange.
 pub struct Http1 {
-    conn: http1::Connection<UpstreamIo, RequestBody>,
+    conn: Conn,
     sender: http1::SendRequest<RequestBody>,
     ended: bool,
+    quiet: Quiet,
     /// It has carried an answer before.
     pub reused: bool,
     pub endpoint: Arc<EndpointState>,
@@ -101,21 +103,16 @@ impl Http1 {
             conn,
             sender,
             ended: false,
+            quiet: Quiet::new(),
             reused: false,
             endpoint,
         })
     }
 
-    fn poll_conn(&mut self, cx: &mut Context<'_>) {
-        if !self.ended && Pin::new(&mut self.conn).poll(cx).is_ready() {
-            self.ended = true;
-        }
-    }
-
     /// Whether an idle connection can still take a request, as far as can be known without sending one.
     pub fn is_usable(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
-        self.poll_conn(&mut cx);
+        poll_conn(&mut self.conn, &mut self.ended, &mut cx);
         !self.ended && matches!(self.sender.poll_ready(&mut cx), Poll::Ready(Ok(())))
     }
 
@@ -128,9 +125,14 @@ impl Http1 {
     ) -> Result<Response<Incoming>, SendError> {
         let answer = self.sender.try_send_request(request);
         let mut answer = pin!(answer);
+        let Self {
+            conn, ended, quiet, ..
+        } = self;
         let result = poll_fn(|cx| {
-            self.poll_conn(cx);
-            answer.as_mut().poll(cx)
+            quiet.poll(cx, |cx| {
+                poll_conn(conn, ended, cx);
+                answer.as_mut().poll(cx)
+            })
         })
         .await;
         result.map_err(|mut failed| SendError {
@@ -144,11 +146,25 @@ impl Http1 {
         body: &mut Incoming,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let ready @ Poll::Ready(_) = Pin::new(&mut *body).poll_frame(cx) {
-            return ready;
-        }
-        self.poll_conn(cx);
-        Pin::new(body).poll_frame(cx)
+        let Self {
+            conn, ended, quiet, ..
+        } = self;
+        quiet.poll(cx, |cx| {
+            if let ready @ Poll::Ready(_) = Pin::new(&mut *body).poll_frame(cx) {
+                return ready;
+            }
+            poll_conn(conn, ended, cx);
+            Pin::new(&mut *body).poll_frame(cx)
+        })
+    }
+}
+
+type Conn = http1::Connection<UpstreamIo, RequestBody>;
+
+/// Moves the connection on; remembers its end, after which it must not be polled.
+fn poll_conn(conn: &mut Conn, ended: &mut bool, cx: &mut Context<'_>) {
+    if !*ended && Pin::new(conn).poll(cx).is_ready() {
+        *ended = true;
     }
 }
 

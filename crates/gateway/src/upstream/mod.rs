@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod exchange;
 pub mod pick;
 pub mod pool;
+mod quiet;
 pub mod registry;
 pub mod route;
 pub mod socket;
