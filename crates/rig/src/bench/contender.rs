@@ -127,7 +127,13 @@ impl Contender {
                 let _ = child.kill().await;
             }
         }
+    }
+}
+
+impl Drop for Contender {
+    fn drop(&mut self) {
         if let Some(dir) = &self.dir {
+            // Only a temporary directory is left behind if this fails.
             let _ = std::fs::remove_dir_all(dir);
         }
     }
