@@ -6,8 +6,8 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -30,8 +30,14 @@ pub const HAND_OVER: usize = 1024;
 /// After a failed accept (out of descriptors), so that the loop neither ends nor spins.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
-/// Sent to a connection above the limit, before any byte of it is read.
-const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 118\r\n\r\n{\"error\":{\"message\":\"too many connections; try again\",\"type\":\"overloaded\",\"param\":null,\"code\":\"connections_max\"}}      ";
+/// Sent to a connection above the limit, before any byte of it is read; the dialect is not known yet.
+static TOO_MANY: LazyLock<String> = LazyLock::new(|| {
+    let body = r#"{"error":{"message":"too many connections; try again","type":"overloaded_error","param":null,"code":"connections_max"}}"#;
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+});
 
 /// Opens a listening socket.
 pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
@@ -137,6 +143,6 @@ fn refuse(mut stream: &StdStream, metrics: &Metrics, reason: &'static str) {
         .get_or_create(&ReasonLabel { reason })
         .inc();
     // Best effort: a client that cannot take 200 bytes at once gets the close alone.
-    let _ = io::Write::write(&mut stream, TOO_MANY);
+    let _ = io::Write::write(&mut stream, TOO_MANY.as_bytes());
     let _ = stream.shutdown(std::net::Shutdown::Write);
 }

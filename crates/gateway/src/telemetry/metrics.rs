@@ -417,64 +417,62 @@ impl Collector for Limiters {
             &rows,
             "limit",
             "Slots for calls somebody waits for",
-            |s| s.limit as f64,
+            |s| s.limit,
         )?;
         gauge(
             e,
             &rows,
             "hard_limit",
             "Slots for all work, abandoned and lingering included",
-            |s| s.hard_limit as f64,
+            |s| s.hard_limit,
         )?;
         gauge(e, &rows, "queue_limit", "Places in the queue", |s| {
-            s.queue_limit as f64
+            s.queue_limit
         })?;
-        gauge(e, &rows, "queued", "Calls waiting for a slot", |s| {
-            s.queued as f64
-        })?;
+        gauge(e, &rows, "queued", "Calls waiting for a slot", |s| s.queued)?;
         gauge(
             e,
             &rows,
             "running",
             "Calls whose upstream work runs; attended + abandoned",
-            |s| s.running as f64,
+            |s| s.running,
         )?;
         gauge(
             e,
             &rows,
             "attended",
             "Running calls whose client still waits",
-            |s| s.attended as f64,
+            |s| s.attended,
         )?;
         gauge(
             e,
             &rows,
             "abandoned",
             "Running calls whose client has gone",
-            |s| s.abandoned as f64,
+            |s| s.abandoned,
         )?;
         gauge(
             e,
             &rows,
             "lingering",
             "Slots kept after the exchange ended, because the server may run on",
-            |s| s.lingering as f64,
+            |s| s.lingering,
         )?;
-        gauge(
+        gauge_f(
             e,
             &rows,
             "oldest_queued_seconds",
             "Age of the longest wait for a slot",
             |s| age(s.oldest_queued),
         )?;
-        gauge(
+        gauge_f(
             e,
             &rows,
             "oldest_running_seconds",
             "Age of the longest running call",
             |s| age(s.oldest_running),
         )?;
-        gauge(
+        gauge_f(
             e,
             &rows,
             "oldest_abandoned_seconds",
@@ -490,6 +488,13 @@ impl Collector for Limiters {
             "admitted",
             "Calls that got a slot or a place in the queue",
             |s| s.admitted,
+        )?;
+        counter(
+            e,
+            &rows,
+            "rejected",
+            "Calls that were turned away at once",
+            |s| s.rejected.total(),
         )?;
         counter(e, &rows, "started", "Calls that got a slot", |s| s.started)?;
         counter(
@@ -534,6 +539,18 @@ fn age(age: Option<std::time::Duration>) -> f64 {
 }
 
 fn gauge(
+    e: &mut DescriptorEncoder<'_>,
+    rows: &Rows,
+    name: &str,
+    help: &str,
+    value: impl Fn(&Snapshot) -> usize,
+) -> fmt::Result {
+    family(e, rows, name, help, |s| {
+        ConstGauge::new(i64::try_from(value(s)).unwrap_or(i64::MAX))
+    })
+}
+
+fn gauge_f(
     e: &mut DescriptorEncoder<'_>,
     rows: &Rows,
     name: &str,

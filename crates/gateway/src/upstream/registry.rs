@@ -1,7 +1,6 @@
 //! What outlives a configuration: limiters, endpoint states, and the table of the running generation.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tidegate_limiter::{Limiter, Limits, LimitsError};
@@ -9,7 +8,7 @@ use tidegate_limiter::{Limiter, Limits, LimitsError};
 use super::connect::{self, TlsError};
 use super::route::Routes;
 use super::{EndpointState, Upstream};
-use crate::config::{Config, Endpoint};
+use crate::config::{self, Config, Endpoint};
 use crate::telemetry::metrics::Metrics;
 
 /// Builds the upstreams of each generation around the states that stay.
@@ -57,7 +56,7 @@ impl Registry {
         }
     }
 
-    /// The table of a new generation. Fails before anything is changed; limits are applied to running limiters last.
+    /// The table of a new generation. Fails before anything is changed.
     pub fn build(&self, config: &Config) -> Result<Routes, BuildError> {
         let mut tls = Vec::with_capacity(config.upstreams.len());
         for upstream in &config.upstreams {
@@ -66,22 +65,21 @@ impl Registry {
                 source,
             })?;
             tls.push(client);
+            Limiter::new(limits(upstream, config)).map_err(|source| BuildError::Limits {
+                upstream: upstream.name.clone(),
+                source,
+            })?;
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for (settings, tls) in config.upstreams.iter().zip(tls) {
             let name: Arc<str> = settings.name.as_str().into();
-            let limits = limits(
-                settings.slots,
-                settings.queue,
-                config.limits.request_bodies_total_bytes,
-            );
-            let limiter =
-                kept.limiter(&settings.name, limits)
-                    .map_err(|source| BuildError::Limits {
-                        upstream: settings.name.clone(),
-                        source,
-                    })?;
+            let limiter = kept
+                .limiter(&settings.name, limits(settings, config))
+                .map_err(|source| BuildError::Limits {
+                    upstream: settings.name.clone(),
+                    source,
+                })?;
             self.metrics.show_limiter(&name, &limiter);
             let endpoints = settings
                 .endpoints
@@ -111,10 +109,10 @@ impl Registry {
     }
 }
 
-fn limits(slots: NonZeroUsize, queue: usize, queue_bytes: usize) -> Limits {
-    Limits::new(slots)
-        .with_queue(queue)
-        .with_queue_bytes(queue_bytes as u64)
+fn limits(upstream: &config::Upstream, config: &Config) -> Limits {
+    Limits::new(upstream.slots)
+        .with_queue(upstream.queue)
+        .with_queue_bytes(config.limits.request_bodies_total_bytes as u64)
 }
 
 impl Kept {
