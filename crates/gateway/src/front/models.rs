@@ -1,6 +1,8 @@
 //! `GET /v1/models`: what the upstreams serve, as one list.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 use http::{Response, StatusCode};
 use tidegate_wire::{ModelEntry, anthropic_models_body, models_body};
@@ -21,22 +23,15 @@ pub async fn list(
     gone: &Arc<Gone>,
 ) -> Result<Response<OutBody>, Rejection> {
     let upstreams = generation.routes.upstreams();
-    let mut tasks = Vec::with_capacity(upstreams.len());
-    for upstream in upstreams {
-        let (caller, worker, generation) = (
-            Arc::clone(caller),
-            Arc::clone(worker),
-            Arc::clone(generation),
-        );
-        let (upstream, gone) = (Arc::clone(upstream), Arc::clone(gone));
-        tasks.push(worker.tasks.clone().spawn(async move {
-            listing::fetch(&caller, &worker, &generation, &upstream, gone).await
-        }));
-    }
+    // All in this task: it is the one that is told when the client leaves.
+    let asked = upstreams
+        .iter()
+        .map(|upstream| listing::fetch(caller, worker, generation, upstream, Arc::clone(gone)));
+    let answers = all(asked).await;
     let mut entries: Vec<ModelEntry> = Vec::new();
     let mut failure = None;
-    for (task, upstream) in tasks.into_iter().zip(upstreams) {
-        match task.await.unwrap_or(Err(Rejection::Internal)) {
+    for (answer, upstream) in answers.into_iter().zip(upstreams) {
+        match answer {
             Ok(served) => merge(&mut entries, upstream, served),
             Err(Rejection::Gone) => return Err(Rejection::Gone),
             Err(rejection) => {
@@ -54,6 +49,29 @@ pub async fn list(
         models_body(entries.iter())
     };
     Ok(json(StatusCode::OK, body))
+}
+
+/// Waits for all of them at once.
+async fn all<T>(work: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut waiting: Vec<_> = work.map(|one| (Box::pin(one), None)).collect();
+    poll_fn(|cx| {
+        let mut pending = false;
+        for (one, done) in &mut waiting {
+            if done.is_none() {
+                match one.as_mut().poll(cx) {
+                    Poll::Ready(result) => *done = Some(result),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, done)| done).collect()
 }
 
 /// The names that clients can really use: those served that are routed here, and the configured aliases.
