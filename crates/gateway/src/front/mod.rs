@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use http::header::{HeaderName, HeaderValue, ORIGIN};
+use http::header::{HeaderName, HeaderValue, ORIGIN, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tidegate_wire::Dialect;
@@ -104,6 +104,7 @@ impl Front {
         place: Result<Place, route::Misrouted>,
         arrival: Arrival,
     ) -> Result<Response<OutBody>, Rejection> {
+        check_framing(request.headers())?;
         cors::refuse_foreign(&request, generation)?;
         let place = place.map_err(|misrouted| misrouted.rejection)?;
         let principal = generation
@@ -173,6 +174,17 @@ impl Front {
             };
             self.caller.metrics.refusals.get_or_create(&reason).inc();
         }
+    }
+}
+
+/// One coding, once: a server behind us may read anything else differently.
+fn check_framing(headers: &HeaderMap) -> Result<(), Rejection> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let plain = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if plain(coding) => Ok(()),
+        _ => Err(Rejection::BodyBroken),
     }
 }
 
