@@ -7,6 +7,8 @@ use tidegate_wire::{Facts, Usage, UsageSource};
 pub struct Meter {
     reported: Option<Usage>,
     deltas: u64,
+    /// Of those, the ones that came after the last report of output.
+    unreported: u64,
     events: u64,
 }
 
@@ -21,6 +23,7 @@ impl Meter {
     pub fn see(&mut self, facts: &Facts) {
         self.events += u64::from(facts.events);
         self.deltas += u64::from(facts.deltas);
+        self.unreported += u64::from(facts.deltas);
         if let Some(usage) = &facts.usage {
             self.report(usage);
         }
@@ -28,6 +31,9 @@ impl Meter {
 
     /// The upstream's own numbers; a later report completes an earlier one.
     pub fn report(&mut self, usage: &Usage) {
+        if usage.output.is_some() {
+            self.unreported = 0;
+        }
         match &mut self.reported {
             Some(known) => known.merge(usage),
             None => self.reported = Some(*usage),
@@ -39,16 +45,17 @@ impl Meter {
     }
 
     /// Reported numbers win. Without them the deltas seen are counted, and said to be counted: a delta is at least one token, and one
-    /// delta may hold several (measured on vLLM under load), so the count is a lower bound. No delta, no report: unknown, not zero.
+    /// delta may hold several (measured on vLLM under load), so the count is a lower bound. The same holds for a stream that was cut after an
+    /// early report (Anthropic's first event has one). No delta, no report: unknown, not zero.
     pub fn settle(&self) -> Settled {
         match &self.reported {
-            Some(usage) if usage.output.is_some() => Settled {
+            Some(usage) if usage.output.is_some() && self.unreported == 0 => Settled {
                 usage: *usage,
                 source: UsageSource::Reported,
             },
             _ if self.deltas > 0 => {
                 let mut usage = self.reported.unwrap_or_default();
-                usage.output = Some(self.deltas);
+                usage.output = usage.output.max(Some(self.deltas));
                 Settled {
                     usage,
                     source: UsageSource::Counted,
