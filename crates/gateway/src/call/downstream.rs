@@ -29,6 +29,8 @@ pub struct Downstream {
     active: AtomicUsize,
     entered: AtomicU64,
     stalled: AtomicBool,
+    until_close: AtomicBool,
+    broken_off: AtomicBool,
     flushes: AtomicU64,
     awaited: AtomicBool,
     flush_wakers: Mutex<Vec<Waker>>,
@@ -42,6 +44,8 @@ impl Downstream {
             active: AtomicUsize::new(0),
             entered: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
+            until_close: AtomicBool::new(false),
+            broken_off: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
             awaited: AtomicBool::new(false),
             flush_wakers: Mutex::default(),
@@ -72,6 +76,21 @@ impl Downstream {
 
     pub fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// The client speaks HTTP/1.0: an answer of unknown length ends with the connection.
+    pub fn ends_by_close(&self) {
+        self.until_close.store(true, Ordering::Relaxed);
+    }
+
+    /// The answer breaks off and nothing in it says so.
+    pub fn break_off(&self) {
+        self.broken_off.store(true, Ordering::Relaxed);
+    }
+
+    /// Only a reset tells this client that its answer is not whole.
+    pub fn must_reset(&self) -> bool {
+        self.until_close.load(Ordering::Relaxed) && self.broken_off.load(Ordering::Relaxed)
     }
 
     /// Everything written so far has been taken by the kernel.

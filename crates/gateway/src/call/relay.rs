@@ -252,9 +252,9 @@ impl Relay {
         match facts.terminal {
             Some(Terminal::Done) => self.complete(Outcome::Ok, None),
             Some(Terminal::Failed) => self.complete(Outcome::UpstreamError, Some("failed")),
-            None => {}
+            None => return Some(bytes),
         }
-        Some(bytes)
+        Some(whole_line_end(bytes))
     }
 
     fn see(&mut self, facts: &Facts, now: Instant) {
@@ -324,16 +324,21 @@ impl Relay {
             Source::Events {
                 scanner, finished, ..
             } => {
+                // What is left was not sent: the client stands where it stood before.
+                let between_events = scanner.at_boundary();
                 let rest = scanner.finish();
                 let mut whole = *finished;
                 if let Some(rest) = &rest {
                     whole |= rest.facts.finished || rest.facts.terminal.is_some();
                 }
                 if !whole {
-                    self.fail(
+                    self.fail_at(
+                        between_events,
                         Outcome::UpstreamTruncated,
-                        "no_end_event",
-                        "the model server's answer ended before it was complete",
+                        (
+                            "no_end_event",
+                            "the model server's answer ended before it was complete",
+                        ),
                         WorkEnd::Failed,
                     );
                     return Step::Again;
@@ -451,15 +456,32 @@ impl Relay {
 
     /// The answer cannot be completed: tell it in-band if we stand between two events, then break off. Never a clean end.
     fn fail(&mut self, outcome: Outcome, reason: &'static str, message: &str, work: WorkEnd) {
+        let between_events = match &self.source {
+            Source::Events { scanner, .. } => scanner.at_boundary(),
+            Source::Plain { .. } => false,
+        };
+        self.fail_at(between_events, outcome, (reason, message), work);
+    }
+
+    fn fail_at(
+        &mut self,
+        between_events: bool,
+        outcome: Outcome,
+        (reason, message): (&'static str, &str),
+        work: WorkEnd,
+    ) {
         if self.state != State::Flowing {
             return;
         }
         let event = match &self.source {
-            Source::Events { scanner, .. } if scanner.at_boundary() => {
+            Source::Events { scanner, .. } if between_events => {
                 self.error_event(outcome, reason, message, scanner.next_sequence())
             }
             _ => Bytes::new(),
         };
+        if event.is_empty() {
+            self.downstream.break_off();
+        }
         self.state = State::Telling(event);
         let (Some(running), Some(mut record)) = (self.running.take(), self.record.take()) else {
             return;
@@ -529,6 +551,15 @@ impl Relay {
         if let Some(record) = &mut self.record {
             with(record);
         }
+    }
+}
+
+/// The body ends with its terminal event at once. If the last of its CRLFs came apart, the LF that is still on its way is put there.
+fn whole_line_end(bytes: Bytes) -> Bytes {
+    if bytes.ends_with(b"\r\n\r") {
+        [&bytes[..], b"\n"].concat().into()
+    } else {
+        bytes
     }
 }
 

@@ -64,12 +64,15 @@ pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, fr
         }) => {
             let downstream = Arc::new(Downstream::new(peer, http2));
             let state = Arc::new(IoState::default());
-            let io = DownstreamIo::new(
+            let mut io = DownstreamIo::new(
                 transport,
                 prefix,
                 Arc::clone(&state),
                 Arc::clone(&downstream),
             );
+            if settings.half_close == HalfClose::Gone && !http2 {
+                io = io.reading_ahead();
+            }
             if http2 {
                 serve_http2(io, state, downstream, &settings, front).await
             } else {
@@ -156,7 +159,10 @@ async fn serve_http1(
     front: impl Answers,
 ) -> End {
     let at = Arc::clone(&downstream);
-    let service = service_fn(move |request| {
+    let service = service_fn(move |request: http::Request<Incoming>| {
+        if request.version() == http::Version::HTTP_10 {
+            at.ends_by_close();
+        }
         let answer = front.answer(request, &at, Arc::default());
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use hyper::rt::ReadBufCursor;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
@@ -20,6 +21,8 @@ use crate::call::downstream::Downstream;
 /// with unread input sends a reset, which discards what the client has not read yet.
 const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1024 * 1024;
+/// Pipelined bytes that are held for later while a request is being answered.
+const AHEAD_BYTES: usize = 64 * 1024;
 
 /// Shared between the socket (owned by hyper) and the guard that watches it.
 #[derive(Debug, Default)]
@@ -57,11 +60,22 @@ pub enum Transport {
 #[derive(Debug)]
 pub struct DownstreamIo {
     transport: Transport,
-    /// Read already, to tell the protocols apart.
+    /// Read already: to tell the protocols apart, or ahead of hyper.
     prefix: Bytes,
+    ahead: ReadAhead,
     state: Arc<IoState>,
     downstream: Arc<Downstream>,
     linger: Option<Linger>,
+}
+
+/// hyper stops reading when a client has sent more than the request that is being answered; the client's end would not be seen then. So the
+/// socket is read on beside it, within a bound.
+#[derive(Debug)]
+struct ReadAhead {
+    /// FIN means that the client has left.
+    wanted: bool,
+    /// hyper waits for the socket itself, since the last flush.
+    hyper_waits: bool,
 }
 
 #[derive(Debug)]
@@ -80,10 +94,38 @@ impl DownstreamIo {
         Self {
             transport,
             prefix,
+            ahead: ReadAhead {
+                wanted: false,
+                hyper_waits: false,
+            },
             state,
             downstream,
             linger: None,
         }
+    }
+
+    /// Notices the end of a client that has sent more than it is owed an answer for.
+    #[must_use]
+    pub fn reading_ahead(mut self) -> Self {
+        self.ahead.wanted = true;
+        self
+    }
+
+    /// Reads what hyper leaves unread while a request is being answered.
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let mut space = [0; 4096];
+        while self.prefix.len() < AHEAD_BYTES {
+            let mut buf = ReadBuf::new(&mut space);
+            let Poll::Ready(read) = self.transport.poll_read(cx, &mut buf) else {
+                return Ok(());
+            };
+            read?;
+            if buf.filled().is_empty() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            self.prefix = [&self.prefix[..], buf.filled()].concat().into();
+        }
+        Ok(())
     }
 
     fn wrote(&self, polled: &Poll<io::Result<usize>>) {
@@ -97,7 +139,23 @@ impl DownstreamIo {
     }
 }
 
+impl Drop for DownstreamIo {
+    fn drop(&mut self) {
+        if self.downstream.must_reset() {
+            // If that fails the client sees an end instead of a break: nothing else can be done.
+            let _ = SockRef::from(self.transport.tcp()).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
 impl Transport {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_ref().0,
+        }
+    }
+
     pub fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -157,7 +215,9 @@ impl hyper::rt::Read for DownstreamIo {
         // hyper-util's adapter writes straight into hyper's buffer; a fresh one per poll costs nothing.
         let state = Arc::clone(&self.state);
         let mut adapter = hyper_util::rt::TokioIo::new(Reading(&mut self.transport));
-        ready!(Pin::new(&mut adapter).poll_read(cx, buf))?;
+        let polled = Pin::new(&mut adapter).poll_read(cx, buf);
+        self.ahead.hyper_waits = polled.is_pending();
+        ready!(polled)?;
         state.reads.fetch_add(1, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
@@ -202,8 +262,13 @@ impl hyper::rt::Write for DownstreamIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.transport.poll_flush(cx))?;
-        self.downstream.flushed();
+        let this = &mut *self;
+        let hyper_waits = std::mem::take(&mut this.ahead.hyper_waits);
+        if this.ahead.wanted && !hyper_waits && this.downstream.active() > 0 {
+            this.poll_ahead(cx)?;
+        }
+        ready!(this.transport.poll_flush(cx))?;
+        this.downstream.flushed();
         Poll::Ready(Ok(()))
     }
 
