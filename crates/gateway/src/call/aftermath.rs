@@ -135,7 +135,6 @@ pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
     match rejection {
         Rejection::Truncated => running.ended(WorkEnd::Failed, record),
-        Rejection::Gone if running.background => read_on(running),
         _ => running.cancelled(matches!(rejection, Rejection::Gone), record),
     }
 }
@@ -206,7 +205,7 @@ pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
     let tasks = running.worker.tasks.clone();
     tasks.spawn(async move {
         if running.background {
-            read_on(running);
+            read_on(running, &mut record).await;
         } else {
             running.cancelled(true, &mut record);
         }
@@ -216,28 +215,23 @@ pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
 
 /// A background response goes on by contract: read it to its end, for nobody, so that its slot is held as long as it runs. It is counted as
 /// abandoned meanwhile, and ends at the latest when the upstream falls silent.
-fn read_on(running: Running) {
+async fn read_on(running: Running, record: &mut Record) {
     let Running {
         mut body,
         held,
-        worker,
         upstream,
         ..
     } = running;
     let Held { slot, waiter, .. } = held;
     drop(waiter);
-    if tokio::runtime::Handle::try_current().is_err() {
-        return;
-    }
-    worker.tasks.spawn(async move {
-        let silence = upstream.settings.timeouts.silence;
-        let ended = loop {
-            match tokio::time::timeout(silence, body.frame()).await {
-                Ok(Some(Ok(_))) => {}
-                Ok(None) => break Ended::Ok,
-                Ok(Some(Err(_))) | Err(_) => break Ended::Error,
-            }
-        };
-        slot.finish(ended);
-    });
+    let silence = upstream.settings.timeouts.silence;
+    let (ended, why) = loop {
+        match tokio::time::timeout(silence, body.frame()).await {
+            Ok(Some(Ok(_))) => {}
+            Ok(None) => break (Ended::Ok, WorkEnd::Complete),
+            Ok(Some(Err(_))) | Err(_) => break (Ended::Error, WorkEnd::Failed),
+        }
+    };
+    slot.finish(ended);
+    record.work_ended(why);
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName,
+    HeaderValue, TRANSFER_ENCODING,
 };
 use http::{StatusCode, response};
 use tidegate_wire::{Piece, StreamScanner, Wrapped, answer_facts, wrap_error};
@@ -84,7 +85,11 @@ pub(super) async fn begin(
     } = exchange;
     record.head();
     let mut running = Running::new(body, held, in_flight, keep_idle, &commit);
-    let begun = if head.status.is_success() {
+    let begun = if is_framed_twice(&head.headers) {
+        Err(Rejection::UnexpectedContent {
+            what: "an answer whose length can be read in two ways",
+        })
+    } else if head.status.is_success() {
         success(&commit, &head, &mut running, record).await
     } else {
         refused(&commit, &head, &mut running, record).await
@@ -93,6 +98,7 @@ pub(super) async fn begin(
         Ok(Begun::Whole(head, bytes)) => {
             record.status(head.status.as_u16());
             record.sent_downstream(bytes.len());
+            record.outcome(Outcome::Ok, None);
             running.ended(WorkEnd::Complete, record);
             record.wait_ended(WaitEnd::Answered);
             record.phase(Phase::Done);
@@ -113,6 +119,11 @@ pub(super) async fn begin(
             Err(rejection)
         }
     }
+}
+
+/// Two servers on the way may disagree where such an answer ends (RFC 9112 §6.3).
+fn is_framed_twice(headers: &HeaderMap) -> bool {
+    headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH)
 }
 
 enum Begun {
@@ -170,7 +181,6 @@ async fn plain(
     if facts.is_error {
         record.outcome(Outcome::UpstreamError, Some("error_in_200"));
     }
-    record.outcome(Outcome::Ok, None);
     Ok(Begun::Whole(out, bytes))
 }
 
@@ -248,7 +258,7 @@ async fn refused(
             what: "a redirect, which the gateway does not follow",
         });
     }
-    record.outcome(Outcome::UpstreamError, Some(status_class(head.status)));
+    record.outcome_if_awaited(Outcome::UpstreamError, status_class(head.status));
     let limit = commit.generation.config.limits.error_body_bytes;
     let mut gathered = Vec::new();
     let gathering = tokio::time::timeout(

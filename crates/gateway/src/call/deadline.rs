@@ -140,8 +140,10 @@ impl Patience {
 
     /// For background responses, which run on by contract.
     #[must_use]
-    pub fn without_waiter(mut self) -> Self {
-        self.gone = None;
+    pub fn without_waiter_if(mut self, background: bool) -> Self {
+        if background {
+            self.gone = None;
+        }
         self
     }
 

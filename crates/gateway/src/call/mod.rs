@@ -12,6 +12,7 @@ use http::{HeaderMap, Method};
 use hyper::body::Incoming;
 use tidegate_wire::{Dialect, Edit, Peek, peek, splice};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::{self, Held, Shed};
@@ -184,7 +185,7 @@ async fn line(
         generation,
         ..
     } = ask;
-    let patience = Patience::new(gone, caller.cut.clone());
+    let patience = Patience::new(Arc::clone(&gone), caller.cut.clone());
 
     record.phase(Phase::Body);
     room_for_body(&generation.routes, &headers)?;
@@ -204,16 +205,12 @@ async fn line(
 
     record.phase(Phase::Queued);
     let patience = patience.with_total(upstream.settings.timeouts.total);
-    let held = admit(&upstream, &patience, record, upload.len())
+    let mut held = admit(&upstream, &patience, record, upload.len())
         .await
         .inspect_err(|why| aftermath::note(why, record))?;
     record.admitted();
 
-    let patience = if background {
-        patience.without_waiter()
-    } else {
-        patience
-    };
+    let patience = patience.without_waiter_if(background);
     let headers = headers::to_upstream(&headers, &generation.config, &upstream.settings);
     let prepared = Prepared {
         method,
@@ -221,7 +218,11 @@ async fn line(
         headers,
         upload,
     };
-    let exchange = match attempt::until_head(worker, &upstream, &patience, prepared, record).await {
+    let answered = attempt::until_head(worker, &upstream, &patience, prepared, record);
+    let runs_on = background.then_some(&*gone);
+    let (answered, left) = whoever_leaves(answered, runs_on, &mut held).await;
+    record.left_at(left);
+    let exchange = match answered {
         Ok(exchange) => exchange,
         Err(rejection) => {
             aftermath::never_answered(&upstream, held, &rejection, record);
@@ -242,6 +243,25 @@ async fn line(
         reader,
     };
     answer::begin(commit, exchange, held, record).await
+}
+
+/// Waits for `work`. If it runs on without its client, that one is no longer counted as waiting, and the time is told.
+async fn whoever_leaves<T>(
+    work: impl Future<Output = T>,
+    runs_on: Option<&Gone>,
+    held: &mut Held,
+) -> (T, Option<Instant>) {
+    let Some(gone) = runs_on else {
+        return (work.await, None);
+    };
+    let mut work = std::pin::pin!(work);
+    let left = tokio::select! {
+        biased;
+        () = gone.wait() => Instant::now(),
+        done = &mut work => return (done, None),
+    };
+    held.waiter.step_away();
+    (work.await, Some(left))
 }
 
 /// Refuses before a byte of the body is read, if every upstream would turn the request away.

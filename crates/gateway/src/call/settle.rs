@@ -38,6 +38,7 @@ pub struct Record {
     work: Option<(WorkEnd, Duration)>,
     worked: bool,
     outcome: Option<(Outcome, Option<&'static str>)>,
+    likely: Option<(Outcome, Option<&'static str>)>,
     pub meter: Meter,
     times: Times,
     model: Option<String>,
@@ -109,6 +110,7 @@ impl Record {
             work: None,
             worked: false,
             outcome: None,
+            likely: None,
             meter: Meter::default(),
             times: Times::default(),
             model: None,
@@ -245,7 +247,23 @@ impl Record {
 
     /// The first word on the outcome stands.
     pub fn outcome(&mut self, outcome: Outcome, reason: Option<&'static str>) {
-        self.outcome.get_or_insert((outcome, reason));
+        let left = matches!(outcome, Outcome::ClientClosed | Outcome::ClientStalled);
+        let likely = self.likely.filter(|_| !left);
+        self.outcome
+            .get_or_insert(likely.unwrap_or((outcome, reason)));
+    }
+
+    /// What the outcome is, however the answer ends, unless the client leaves before it does.
+    pub fn outcome_if_awaited(&mut self, outcome: Outcome, reason: &'static str) {
+        self.likely.get_or_insert((outcome, Some(reason)));
+    }
+
+    /// The client left while its call, a background response, ran on.
+    pub fn left_at(&mut self, at: Option<Instant>) {
+        let Some(at) = at else { return };
+        self.outcome(Outcome::ClientClosed, None);
+        let after = at.duration_since(self.began);
+        self.wait.get_or_insert((WaitEnd::Left, after));
     }
 
     pub fn wait_ended(&mut self, why: WaitEnd) {
