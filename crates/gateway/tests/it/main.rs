@@ -5,4 +5,13 @@
 
 mod support;
 
+mod books;
+mod bounds;
+mod ends;
+mod fields;
+mod h2;
+mod heartbeats;
+mod leave;
+mod refusals;
+mod storms;
 mod streams;

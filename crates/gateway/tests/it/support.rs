@@ -55,6 +55,12 @@ pub(crate) fn slots(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).expect("a slot")
 }
 
+/// Room for so many calls at a time.
+pub(crate) fn room_for(config: &mut Config, n: usize) {
+    only(config).slots = slots(n);
+    only(config).pool.connections_max = n + 16;
+}
+
 /// A running gateway and its access log.
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -241,10 +247,14 @@ pub(crate) fn ask(fields: Value) -> Value {
 
 /// A streaming request whose answer goes by this script.
 pub(crate) fn stream(rig: Value) -> Value {
-    ask(json!({"stream": true, "rig": rig}))
+    let mut body = ask(json!({"stream": true}));
+    body["rig"] = rig;
+    body
 }
 
 /// A request for an answer in one piece that goes by this script.
 pub(crate) fn whole(rig: Value) -> Value {
-    ask(json!({"stream": false, "rig": rig}))
+    let mut body = ask(json!({"stream": false}));
+    body["rig"] = rig;
+    body
 }

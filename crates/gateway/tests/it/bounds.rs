@@ -1,0 +1,95 @@
+//! Readers that are slow and lines that are long: what the gateway holds has a bound.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tidegate_rig::{BodyEnd, FakeUpstream, RawClient, Script};
+
+use crate::support::{CHAT, Gate, SOON, gateway, only, slots, stream, upstream};
+
+const MIB: usize = 1024 * 1024;
+
+/// A stream whose one event is a line of so many MiB.
+fn line(mib: usize) -> serde_json::Value {
+    stream(json!({"body": {"pieces": [
+        {"text": "data: {\"choices\":[{\"delta\":{\"content\":\""},
+        {"text": "x".repeat(64 * 1024), "times": mib * 16},
+        {"text": "\"},\"finish_reason\":\"stop\"}]}\n\n"},
+        {"text": "data: [DONE]\n\n"},
+    ]}}))
+}
+
+async fn slow(gate: &Gate, body: &serde_json::Value) -> RawClient {
+    let mut client = RawClient::connect_slow(gate.addr(), 16 * 1024)
+        .await
+        .expect("connect");
+    client.post(CHAT, &body.to_string()).await.expect("sent");
+    client.final_head().await.expect("head");
+    client
+}
+
+/// Waits until the upstream cannot write on; how much it has written by then.
+async fn stuck(up: &FakeUpstream) -> u64 {
+    let mut before = up.truth().bytes_written;
+    loop {
+        let moved = up
+            .wait_for(|t| t.bytes_written > before, Duration::from_millis(300))
+            .await;
+        match moved {
+            Ok(truth) => before = truth.bytes_written,
+            Err(truth) => return truth.bytes_written,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_line_of_16_mib_passes_and_is_not_gathered() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let mut client = slow(&gate, &line(16)).await;
+    let written = stuck(&up).await;
+    // What the kernel holds on two hops is in it: the gateway's own share is a small part.
+    assert!(
+        written < 12 * MIB as u64,
+        "{written} bytes read ahead of the reader"
+    );
+    client.set_limit(SOON);
+    let (body, end) = client.rest().await.expect("body");
+    assert_eq!(end, BodyEnd::Clean);
+    let text = body.iter().filter(|b| **b == b'x').count();
+    assert_eq!(text, 16 * MIB);
+    assert!(body.ends_with(b"\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"));
+    gate.settled(&up).await;
+    let line = &gate.stop()[0];
+    assert_eq!(
+        (&line["outcome"], &line["events"]),
+        (&json!("ok"), &json!(2))
+    );
+}
+
+#[tokio::test]
+async fn a_slow_reader_slows_its_own_upstream_and_nothing_else() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| only(c).slots = slots(20));
+    let endless = stream(json!({"end": "never", "event_bytes": 16_384}));
+    let mut readers = Vec::new();
+    for _ in 0..4 {
+        readers.push(slow(&gate, &endless).await);
+    }
+    let written = stuck(&up).await;
+    assert!(
+        written < 4 * 8 * MIB as u64,
+        "{written} bytes for 4 readers that stand still"
+    );
+    let mut other = gate.post(CHAT, &stream(json!({"tokens": 50}))).await;
+    other.final_head().await.expect("head");
+    assert_eq!(other.rest().await.expect("body").1, BodyEnd::Clean);
+    // Whoever reads on gets on.
+    let reader = &mut readers[0];
+    reader.body_bytes(MIB * 2).await.expect("bytes");
+    up.wait_for(|t| t.bytes_written > written, SOON)
+        .await
+        .expect("flows again");
+    drop(readers);
+    gate.settled_with(&up, 1).await;
+}
