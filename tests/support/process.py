@@ -1,0 +1,79 @@
+"""Starts the servers that the tests talk to, keeps what they print, and ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+
+
+def until(condition: Callable[[], object], within: float, what: str, every: float = 0.01):
+    """The first truthy value of `condition`; an error that says `what` never came if it takes too long."""
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within} s: {what}")
+        time.sleep(every)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Server:
+    """One child process. It is ready when `ready()` says so, and its output goes to a file."""
+
+    def __init__(self, name: str, command: list[str], env: dict[str, str] | None = None, boot: float = 20):
+        folder = CACHE / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.log_file = folder / f"{name}-{os.getpid()}-{free_port()}.log"
+        with self.log_file.open("wb") as log:
+            self.child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=os.environ | (env or {})
+            )
+        try:
+            until(self._up, boot, f"{name} is ready")
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(f"{error}\n{' '.join(command)}\n{self.tail()}") from None
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def _up(self) -> bool:
+        if self.child.poll() is not None:
+            raise AssertionError(f"{self.name} ended with code {self.child.returncode} before it was ready")
+        return self.ready()
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def stop(self, grace: float = 5) -> int:
+        """SIGTERM, then SIGKILL; the exit code. Safe to call twice."""
+        if self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+            try:
+                self.child.wait(grace)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+        return self.child.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
