@@ -37,7 +37,8 @@ CHAT_TEMPLATE = "".join(
         '{% if tools %}Call one: <tool_call>{"name": <name>, "arguments": <object>}</tool_call>\n{% endif %}',
         "{% for message in messages %}[{{ message.role }}] {% if message.content %}{{ message.content }}{% endif %}",
         "{% for call in message.tool_calls or [] %}",
-        '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>',
+        '<tool_call>{"name": "{{ call.function.name }}",',
+        ' "arguments": {{ call.function.arguments | tojson }}}</tool_call>',
         "{% endfor %}\n{% endfor %}",
         "{% if add_generation_prompt %}[assistant] {% endif %}",
     ]

@@ -8,10 +8,9 @@ import httpx
 import openai
 import pytest
 
+from real.clients import KEY
 from support.gateway import Direct, Gateway, direct
 from support.llama import Llama, Work
-
-KEY = "sk-any"
 
 
 @pytest.fixture(scope="session")

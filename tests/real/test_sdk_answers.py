@@ -6,10 +6,10 @@ import anthropic
 import openai
 import pytest
 
+from real.clients import PROMPT
 from real.test_same_as_direct import CALL_A_TOOL, STEADY
 from support.llama import Llama
 
-PROMPT = [{"role": "user", "content": "tell me"}]
 EXTRA = {key: STEADY[key] for key in ("seed", "cache_prompt")}
 
 
@@ -63,9 +63,7 @@ def test_claude_text(stream: bool, claude: anthropic.Anthropic, llama: Llama):
 def test_usage_on_the_stream_as_asked_for(wanted: bool, chat: openai.OpenAI):
     """User code indexes `choices[0]`: a usage chunk must not reach those who did not ask."""
     options = {"stream_options": {"include_usage": True}} if wanted else {}
-    chunks = list(
-        chat.chat.completions.create(model="tiny", messages=PROMPT, max_tokens=9, stream=True, **options)
-    )
+    chunks = list(chat.chat.completions.create(model="tiny", messages=PROMPT, max_tokens=9, stream=True, **options))
     without_choices = [chunk for chunk in chunks if not chunk.choices]
     assert [chunk.usage.completion_tokens for chunk in without_choices] == ([9] if wanted else [])
     assert all(chunk.usage is None for chunk in chunks if chunk.choices)

@@ -15,7 +15,8 @@ from support.process import CACHE, ROOT, Server, free_port, until
 def binary() -> Path:
     """`TIDEGATE_BIN`, else the release build, else the debug build."""
     named = os.environ.get("TIDEGATE_BIN")
-    choices = [Path(named)] if named else [ROOT / f"target/{profile}/tidegate" for profile in ("release", "debug")]
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    choices = [Path(named)] if named else [target / profile / "tidegate" for profile in ("release", "debug")]
     for choice in choices:
         if choice.exists():
             return choice.absolute()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 
 from support.process import CACHE, ROOT, Server, free_port, until
 
+VENV = CACHE / "venv/bin"
 MODEL_MAKER = ROOT / "tests/models/tiny.py"
 
 # More than any test lets it write: 20 s of work and more on a busy machine.
@@ -24,7 +24,7 @@ def model_file() -> Path:
     """The model, made again when its maker changed."""
     file = CACHE / "tiny.gguf"
     if not file.exists() or file.stat().st_mtime < MODEL_MAKER.stat().st_mtime:
-        subprocess.run([sys.executable, str(MODEL_MAKER), "--gguf", str(file)], check=True)
+        subprocess.run([str(VENV / "python"), str(MODEL_MAKER), "--gguf", str(file)], check=True)
     return file
 
 
@@ -35,7 +35,7 @@ class Llama(Server):
     def __init__(self, slots: int = 2):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        binary = Path(sys.executable).with_name("llama-server-vulkan")
+        binary = VENV / "llama-server-vulkan"
         options = f"--alias tiny --host 127.0.0.1 --port {self.port} --metrics --slots --parallel {slots}"
         options += f" --ctx-size {32768 * slots} --device none --no-warmup --embeddings --pooling mean"
         super().__init__("llama", [str(binary), "--model", str(model_file()), *options.split()])

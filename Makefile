@@ -1,0 +1,87 @@
+# `make` alone tells what there is. Each target can be run by itself, in a fresh clone too.
+
+SHELL := /bin/bash
+PYTEST := .cache/venv/bin/python -m pytest -c tests/pytest.ini
+CARGO := cargo
+export CARGO_TERM_COLOR ?= never
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs mutations real real-old js clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- use ------------------------------------------------------------------------------------------------------
+
+run: ## Builds the gateway and starts its demo: no model server, no key, no network
+	@$(CARGO) build --release --locked -p tidegate
+	@target="$${CARGO_TARGET_DIR:-target}"; exec "$$target/release/tidegate" demo
+
+# --- all ------------------------------------------------------------------------------------------------------
+
+test: ## Everything that a change must pass; installs what it needs
+	@tests/all.sh
+
+bench: ## Side by side with nginx and HAProxy; writes docs/benchmarks.md
+	@tests/setup.sh
+	@$(CARGO) build --release --locked -p tidegate
+	$(CARGO) run --release --locked -p tidegate-rig --bin rig -- bench --report docs/benchmarks.md
+
+test-vllm: build ## The gateway in front of a real vLLM (6 GB, some minutes; not part of `make test`)
+	@tests/vllm/run.sh
+
+fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
+	@command -v cargo-fuzz > /dev/null || { echo 'needs: cargo install cargo-fuzz'; exit 1; }
+	@for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
+	  echo "=== $$target"; \
+	  RUSTC_BOOTSTRAP=1 cargo fuzz run "$$target" -- -max_total_time=$${FUZZ_SECONDS:-60} || exit 1; \
+	done
+
+# --- the steps of `make test` ---------------------------------------------------------------------------------
+
+setup: ## Installs what the tests need: Debian packages, a Python environment, npm packages
+	@tests/setup.sh
+
+lint: ## Format and lints, Rust and Python
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+	.cache/venv/bin/ruff check tests
+	.cache/venv/bin/ruff format --check tests
+
+fmt: ## Formats Rust and Python in place
+	$(CARGO) fmt --all
+	.cache/venv/bin/ruff check --fix --quiet tests; .cache/venv/bin/ruff format tests
+
+deps: ## Licences, duplicates and origins of the crates, as deny.toml says
+	@python3 -m doctest tests/deps.py
+	python3 tests/deps.py
+
+build: ## The release binary
+	$(CARGO) build --release --locked -p tidegate
+
+unit: ## The tests of the crates
+	@if cargo nextest --version > /dev/null 2>&1; then set -ex; \
+	  $(CARGO) nextest run --workspace --all-features --locked --no-tests=pass; \
+	  $(CARGO) test --workspace --all-features --locked --doc; \
+	else set -ex; \
+	  $(CARGO) test --workspace --all-features --locked; \
+	fi
+
+docs: ## The API documentation, without broken links
+	RUSTDOCFLAGS='-D rustdoc::broken_intra_doc_links' $(CARGO) doc --workspace --no-deps --all-features --locked
+
+mutations: ## Faults put into the limiter on purpose; its tests must see each
+	@if [ -x crates/limiter/mutations.sh ]; then crates/limiter/mutations.sh; else echo 'none yet'; fi
+
+real: build ## Real llama.cpp, the Python SDKs, nginx and HAProxy, against the gateway
+	$(PYTEST) tests/real
+
+real-old: build ## The same calls with the SDKs' generation before
+	.cache/venv-old/bin/python -m pytest -c tests/pytest.ini tests/real/test_sdk_answers.py tests/real/test_abort.py
+
+js: build ## The npm SDKs against the gateway
+	@cd tests && ../.cache/venv/bin/python -m support.stack --cwd real/js -- \
+	  node --test --test-concurrency=1 --test-reporter=spec
+
+clean: ## Removes what was built, installed and logged here
+	rm -rf target .cache tests/real/js/node_modules
