@@ -87,7 +87,7 @@ def faults(policy: dict, graph: dict) -> list[str]:
     for package in packages:
         if package["id"] in ours:
             wild = [each["name"] for each in package["dependencies"] if each["req"] == "*" and "path" not in each]
-            found += [f"{package['name']}: `{name} = \"*\"`" for name in wild]
+            found += [f'{package["name"]}: `{name} = "*"`' for name in wild]
 
     versions = defaultdict(set)
     for package in packages:

@@ -67,7 +67,7 @@ def occupied(gateway: Gateway, work: Work) -> Iterator[None]:
 
 
 def queued(gateway: Gateway) -> float:
-    return gateway.metric("tidegate_calls_queued")
+    return gateway.metric("tidegate_queued")
 
 
 def test_refused_when_full(narrow: Gateway, work: Work):

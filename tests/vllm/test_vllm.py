@@ -1,0 +1,159 @@
+"""vLLM behind the gateway: the same answers, and no work that nobody waits for."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from support.gateway import Gateway, direct
+from support.process import until
+from support.vllm import ENDLESS, Vllm, Work
+
+MESSAGES = [{"role": "user", "content": "tell me"}]
+CHAT = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "seed": 7, "ignore_eos": True}
+PATHS = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "completions": ("/v1/completions", {**CHAT, "prompt": "tell me", "messages": None}),
+    "messages": ("/v1/messages", {"model": "tiny", "messages": MESSAGES, "temperature": 0}),
+    "responses": ("/v1/responses", {"model": "tiny", "input": "tell me", "temperature": 0}),
+}
+
+
+def call(path: str, tokens: int, **more: object) -> dict:
+    body = {key: value for key, value in PATHS[path][1].items() if value is not None}
+    return body | {"max_output_tokens" if path == "responses" else "max_tokens": tokens} | more
+
+
+def steady(text: str) -> str:
+    """Without ids and times."""
+    text = re.sub(r'"(chatcmpl|cmpl|msg|resp|rs|item)[-_][^"]*"', '"id"', text)
+    return re.sub(r'"(created|created_at|completed_at)":\s*[\d.]+', '"time":0', text)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ["chat", "completions"])
+def test_same_as_direct(path: str, stream: bool, gateway: Gateway, vllm: Vllm):
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    body = call(path, 20, stream=stream, **usage)
+    through, plain = (httpx.post(server.url + PATHS[path][0], json=body, timeout=60) for server in (gateway, vllm))
+    assert through.status_code == plain.status_code == 200, through.text
+    assert steady(through.text) == steady(plain.text)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", ["messages", "responses"])
+def test_other_dialects(path: str, stream: bool, gateway: Gateway):
+    """The random model ends when it likes: the shape counts."""
+    answer = httpx.post(gateway.url + PATHS[path][0], json=call(path, 20, stream=stream), timeout=60)
+    assert answer.status_code == 200, answer.text
+    if stream:
+        end = "message_stop" if path == "messages" else "response.completed"
+        assert f"event: {end}" in answer.text or "event: response.incomplete" in answer.text
+    else:
+        assert answer.json()["usage"]["output_tokens"] > 0
+
+
+def test_errors_pass(gateway: Gateway, vllm: Vllm):
+    too_long = call("chat", 5, messages=[{"role": "user", "content": "word " * 30_000}])
+    unknown = call("chat", 5, model="huge")
+    for body in (too_long, unknown):
+        through, plain = (
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60) for server in (gateway, vllm)
+        )
+        assert through.status_code == plain.status_code
+        assert through.json()["error"]["message"]
+        assert through.json() == plain.json()
+
+
+# --- leaving ------------------------------------------------------------------------------------------------------
+
+
+def connect(gateway: Gateway, path: str, body: dict) -> socket.socket:
+    url = httpx.URL(gateway.url)
+    content = json.dumps(body).encode()
+    head = f"POST {PATHS[path][0]} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+    peer = socket.create_connection((url.host, url.port), timeout=60)
+    peer.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+    return peer
+
+
+def fin(peer: socket.socket) -> None:
+    peer.close()
+
+
+def rst(peer: socket.socket) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def half_close(peer: socket.socket) -> None:
+    peer.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("leave", [fin, rst, half_close])
+@pytest.mark.parametrize("path", PATHS)
+def test_leave_a_stream(path: str, leave: Callable, gateway: Gateway, work: Work, note: Callable):
+    with connect(gateway, path, call(path, ENDLESS, stream=True, ignore_eos=True)) as peer:
+        received = b""
+        while received.count(b"data:") < 5:
+            received += peer.recv(65536)
+        leave(peer)
+        note(seconds_to_abort=work.wait_aborted(within=5), tokens=work.tokens())
+        assert work.tokens() < ENDLESS / 4
+
+
+@pytest.mark.parametrize("leave", [fin, rst, half_close])
+def test_leave_a_whole_answer(leave: Callable, gateway: Gateway, work: Work, note: Callable):
+    with connect(gateway, "chat", call("chat", ENDLESS)) as peer:
+        work.wait_added()
+        until(lambda: work.tokens() > 0, 10, "it decodes", every=0.05)
+        leave(peer)
+        note(seconds_to_abort=work.wait_aborted(within=5), tokens=work.tokens())
+        assert work.tokens() < ENDLESS / 4
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_leave_in_prefill(stream: bool, gateway: Gateway, vllm: Vllm, work: Work, note: Callable):
+    """vLLM ends the running step, at most `max_num_batched_tokens` of the prompt."""
+    words = " ".join(f"word{number % 97}" for number in range(3500))
+    prompt = [{"role": "user", "content": f"{stream} {words}"}]
+    with connect(gateway, "chat", call("chat", ENDLESS, messages=prompt, stream=stream)) as peer:
+        work.wait_added()
+        fin(peer)
+        note(seconds_to_abort=work.wait_aborted(within=30), tokens=work.tokens())
+        assert work.tokens() <= 2
+
+
+@pytest.mark.skipif(direct(), reason="the queue is the gateway's")
+def test_leave_the_queue(vllm: Vllm, work: Work, note: Callable):
+    """vLLM never hears of a call that was left while it waited for a slot."""
+    with Gateway("--upstream", vllm.url, "--slots", "1", "--queue", "4") as narrow:
+        with connect(narrow, "chat", call("chat", ENDLESS, stream=True)) as first:
+            assert first.recv(1)
+            second = connect(narrow, "chat", call("chat", 5, stream=True))
+            until(lambda: narrow.metric("tidegate_queued") == 1, 5, "the second waits")
+            second.close()
+            until(lambda: narrow.metric("tidegate_queued") == 0, 5, "the queue is empty")
+        work.wait_aborted(within=5)
+        begin = time.monotonic()
+        httpx.post(f"{narrow.url}/v1/chat/completions", json=call("chat", 5), timeout=30).raise_for_status()
+        note(requests_that_reached_vllm=work.added(), seconds_for_the_next=round(time.monotonic() - begin, 3))
+    assert work.added() == 2
+
+
+def test_a_crowd_leaves(gateway: Gateway, vllm: Vllm, work: Work, note: Callable):
+    peers = [connect(gateway, "chat", call("chat", ENDLESS, stream=True)) for _ in range(8)]
+    for peer in peers:
+        assert peer.recv(1)
+    for number, peer in enumerate(peers):
+        (rst if number % 2 else fin)(peer)
+    begin = time.monotonic()
+    until(lambda: work.aborted() >= len(peers) and vllm.running() == 0, 10, "all are aborted", every=0.05)
+    note(seconds_to_abort_all=round(time.monotonic() - begin, 3), calls=len(peers), tokens=work.tokens())
