@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from real.clients import KEY
+from support.fake import Fake
 from support.gateway import Direct, Gateway, direct
 from support.llama import Llama, Work
 
@@ -29,6 +30,20 @@ def gateway(llama: Llama) -> Iterator[Gateway | Direct]:
     else:
         with Gateway("--upstream", llama.url, "--slots", "2", "--queue", "16") as server:
             yield server
+
+
+@pytest.fixture(scope="session")
+def fake() -> Iterator[Fake]:
+    """The scripted model server."""
+    with Fake() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def front(fake: Fake) -> Iterator[Gateway]:
+    """The gateway in front of it."""
+    with Gateway("--upstream", fake.url, "--slots", "64", "--queue", "64") as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ client that leaves while nothing flows is noticed all the same."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 import anthropic
@@ -20,19 +20,6 @@ pytestmark = pytest.mark.gateway
 
 CHAT = {"model": "fake", "messages": PROMPT, "max_tokens": 50}
 RESPONSES = {"model": "fake", "input": "tell me", "max_output_tokens": 50}
-
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[Fake]:
-    with Fake() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def front(fake: Fake) -> Iterator[Gateway]:
-    """The gateway in front of the scripted server."""
-    with Gateway("--upstream", fake.url, "--slots", "64", "--queue", "64") as server:
-        yield server
 
 
 BREAKS = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -59,6 +62,23 @@ class Gateway(Server):
             return httpx.get(f"{self.admin}/readyz").status_code == 200
         except httpx.TransportError:
             return False
+
+    def access(self, request_id: str) -> dict[str, Any]:
+        """The access-log line of one call. Each call has exactly one, written when its work has ended."""
+
+        def lines() -> list[dict[str, Any]]:
+            found = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+            return [line for line in found if line.get("id") == request_id]
+
+        until(lines, 5, f"an access-log line of {request_id}")
+        (line,) = lines()
+        return line
+
+    def reload(self) -> None:
+        self.child.send_signal(signal.SIGHUP)
+
+    def terminate(self) -> None:
+        self.child.send_signal(signal.SIGTERM)
 
     def metrics(self) -> dict[str, float]:
         """`name{labels}` → value."""
