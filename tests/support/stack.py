@@ -4,6 +4,8 @@ The command finds the addresses in its environment:
     TIDEGATE_URL       the gateway in front of llama.cpp (with TIDEGATE_BIN=direct: llama.cpp itself)
     LLAMA_URL          llama.cpp itself
     LLAMA_LOG          what it prints
+    FAKE_URL           the scripted server, and
+    TIDEGATE_FAKE_URL  the gateway in front of it (neither with TIDEGATE_BIN=direct)
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+from support.fake import Fake
 from support.gateway import Gateway, direct
 from support.llama import Llama
 
@@ -29,8 +32,10 @@ def main() -> int:
         servers = [llama]
         if not direct():
             gateway = stack.enter_context(Gateway("--upstream", llama.url, "--slots", "2", "--queue", "16"))
-            servers.append(gateway)
-            env["TIDEGATE_URL"] = gateway.url
+            fake = stack.enter_context(Fake())
+            front = stack.enter_context(Gateway("--upstream", fake.url, "--slots", "64", "--queue", "64"))
+            servers += [gateway, fake, front]
+            env |= {"TIDEGATE_URL": gateway.url, "TIDEGATE_FAKE_URL": front.url, "FAKE_URL": fake.url}
         code = subprocess.run(options.command, cwd=options.cwd, env=os.environ | env, check=False).returncode
         if code:
             for server in servers:

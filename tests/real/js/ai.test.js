@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateText, streamText } from 'ai';
 
-import { ENDLESS, counted, url, work } from './llama.js';
+import { ENDLESS, counted, url, work } from './support.js';
 
 const model = (options = {}) =>
   createOpenAICompatible({ name: 'tidegate', baseURL: `${url}/v1`, apiKey: 'sk-any', includeUsage: true, ...options })('tiny');

@@ -3,7 +3,7 @@ import { test } from 'node:test';
 
 import Anthropic, { APIUserAbortError, BadRequestError } from '@anthropic-ai/sdk';
 
-import { ENDLESS, counted, direct, url, work } from './llama.js';
+import { ENDLESS, counted, direct, url, work } from './support.js';
 
 const messages = [{ role: 'user', content: 'tell me' }];
 const short = { model: 'tiny', messages, max_tokens: 16 };

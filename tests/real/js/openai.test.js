@@ -3,7 +3,7 @@ import { test } from 'node:test';
 
 import OpenAI, { APIConnectionTimeoutError, APIUserAbortError, BadRequestError } from 'openai';
 
-import { ENDLESS, counted, direct, url, work } from './llama.js';
+import { ENDLESS, counted, direct, url, work } from './support.js';
 
 const messages = [{ role: 'user', content: 'tell me' }];
 const steady = { model: 'tiny', messages, temperature: 0, seed: 7, cache_prompt: false };
