@@ -30,6 +30,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def inherited() -> dict[str, str]:
+    """The environment, less what configures the gateway and what the tests say to each other."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
+
+
 class Server:
     """One child process. It is ready when `ready()` says so, and its output goes to a file."""
 
@@ -40,7 +45,7 @@ class Server:
         self.log_file = folder / f"{name}-{os.getpid()}-{free_port()}.log"
         with self.log_file.open("wb") as log:
             self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=os.environ | (env or {})
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=inherited() | (env or {})
             )
         try:
             until(self._up, boot, f"{name} is ready")
