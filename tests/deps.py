@@ -22,7 +22,10 @@ def metadata(policy: dict) -> dict:
         command += ["--filter-platform", target]
     if policy["graph"].get("all-features"):
         command.append("--all-features")
-    return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if found.returncode:
+        sys.exit(found.returncode)  # cargo said why
+    return json.loads(found.stdout)
 
 
 def allowed(expression: str, licences: set[str]) -> bool:
