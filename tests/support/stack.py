@@ -33,7 +33,8 @@ def main() -> int:
         if not direct():
             gateway = stack.enter_context(Gateway("--upstream", llama.url, "--slots", "2", "--queue", "16"))
             fake = stack.enter_context(Fake())
-            front = stack.enter_context(Gateway("--upstream", fake.url, "--slots", "64", "--queue", "64"))
+            cors = f'[cors]\norigins = ["*"]\n[[upstreams]]\nurl = "{fake.url}"\n'
+            front = stack.enter_context(Gateway(config=cors))
             servers += [gateway, fake, front]
             env |= {"TIDEGATE_URL": gateway.url, "TIDEGATE_FAKE_URL": front.url, "FAKE_URL": fake.url}
         code = subprocess.run(options.command, cwd=options.cwd, env=os.environ | env, check=False).returncode
