@@ -3,9 +3,12 @@ answer or a key."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 
+from real.clients import openai_counted
 from support.fake import Fake
 from support.gateway import Gateway
 
@@ -21,9 +24,8 @@ def body(**more: object) -> dict:
 
 
 def test_a_stream_that_ends_well(front: Gateway, fake: Fake):
-    answer = httpx.post(
-        f"{front.url}/v1/chat/completions", json=body(stream=True) | fake.script(tokens=5).body, headers=HEADERS
-    )
+    asking = body(stream=True, stream_options={"include_usage": True})
+    answer = httpx.post(f"{front.url}/v1/chat/completions", json=asking | fake.script(tokens=5).body, headers=HEADERS)
     line = front.access(answer.headers["x-request-id"])
     assert line["outcome"] == "ok" and line["status"] == 200
     assert line["wait_end"] == "answered" and line["work_end"] == "complete"
@@ -32,6 +34,24 @@ def test_a_stream_that_ends_well(front: Gateway, fake: Fake):
     assert line["response_bytes"] == len(answer.content)
     times = [line[name] for name in ("admitted_ms", "sent_ms", "head_ms", "first_byte_ms", "wait_ended_ms")]
     assert times == sorted(times)
+
+
+@pytest.fixture(scope="module")
+def asking(fake: Fake) -> Iterator[Gateway]:
+    """In front of a server of a kind that is known to tell the usage when it is asked to."""
+    with Gateway(config=f'[[upstreams]]\nurl = "{fake.url}"\nkind = "vllm"\n') as gateway:
+        yield gateway
+
+
+def test_the_gateway_asks_for_usage_and_keeps_it(asking: Gateway, fake: Fake):
+    script = fake.script(tokens=5)
+    client, _ = openai_counted(asking.url)
+    chunks = list(client.chat.completions.create(**body(), stream=True, extra_body=script.body))
+    assert all(chunk.choices and not chunk.usage for chunk in chunks), "the client did not ask"
+    plain = httpx.post(f"{asking.url}/v1/chat/completions", json=body(stream=True) | fake.script(tokens=5).body)
+    line = asking.access(plain.headers["x-request-id"])
+    assert line["usage"] == "reported" and line["output_tokens"] == 5
+    assert "usage" not in plain.text
 
 
 def test_a_client_that_leaves(front: Gateway, fake: Fake):

@@ -157,7 +157,7 @@ def test_a_healthy_stream_raises_nothing(consumer: Callable, fake: Fake, front: 
         {"no_space": True},
         {"segment": "byte"},
         {"segment": "once"},
-        {"comment": "thinking"},
+        {"comment": ": thinking\n\n"},
         {"token_text": "a\u2028b\u0085日本語 🙂 "},
         {"reasoning_tokens": 3},
         {"framing": "close"},

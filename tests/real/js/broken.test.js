@@ -65,10 +65,10 @@ const silences = {
   'between tokens': { tokens: 10_000, pace_ms: 20 },
 };
 const oddities = {
-  'CRLF': { line_end: 'crlf' },
+  CRLF: { line_end: 'crlf' },
   'a line separator in the text': { token_text: 'a\u2028b ' },
   'a server that keeps its connection open': { end: 'hang' },
-  'comments': { comment: 'thinking' },
+  comments: { comment: ': thinking\n\n' },
   'byte by byte': { segment: 'byte' },
 };
 
