@@ -81,7 +81,7 @@ real-old: build ## The same calls with the SDKs' generation before
 
 js: build ## The npm SDKs against the gateway
 	@cd tests && ../.cache/venv/bin/python -m support.stack --cwd real/js -- \
-	  node --test --test-concurrency=1 --test-reporter=spec
+	  timeout 600 node --test --test-force-exit --test-concurrency=1 --test-timeout=240000 --test-reporter=spec
 
 clean: ## Removes what was built, installed and logged here
 	rm -rf target .cache tests/real/js/node_modules
