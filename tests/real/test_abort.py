@@ -206,6 +206,7 @@ def test_anthropic_timeout_before_a_whole_answer(claude: anthropic.Anthropic, wo
 
 
 @pytest.mark.gateway
+@pytest.mark.xfail(strict=True, reason="llama.cpp needs such calls made as streams, which the gateway does not do yet")
 def test_a_whole_answer_is_stopped_beside_a_busy_stream(chat: openai.OpenAI, work: Work):
     """By itself llama.cpp looks after the client of a call without a stream only when nothing else goes on."""
     with chat_stream(chat) as neighbour:
@@ -266,7 +267,7 @@ def test_the_socket_closes(leave: Callable, stream: bool, gateway: Gateway, work
 
 def test_prefill_is_left(chat: openai.OpenAI, work: Work):
     """Nothing flows yet. llama.cpp stops at the next batch of the prompt."""
-    words = " ".join(f"word{number}" for number in range(3000))
+    words = " ".join(f"leave{number}" for number in range(3000))  # not in the server's prompt cache
     prompt = [{"role": "user", "content": words}]
     with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):  # httpx's own: older SDKs
         take(chat.with_options(timeout=0.3).chat.completions.create(**CHAT | {"messages": prompt}, stream=True))

@@ -4,6 +4,7 @@ client that leaves while nothing flows is noticed all the same."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,7 +29,6 @@ BREAKS = {
     "FIN inside an event": {"end": "fin", "end_at": 5, "end_mid_event": True},
     "clean end before the terminal event": {"end": "clean", "end_at": 5},
     "bad chunk size": {"end": "bad_chunk", "end_at": 5},
-    "error event": {"error_at": 5},
     "close-delimited, cut": {"framing": "close", "end": "fin", "end_at": 5},
     "declared length not reached": {"framing": "length", "end": "short_length", "end_at": 5},
 }
@@ -141,6 +141,41 @@ def test_every_sdk_raises(consumer: Callable, broken: Script, front: Gateway):
         consumer(front, broken)
     assert isinstance(raised.value, (openai.APIError, anthropic.APIError)), repr(raised.value)
     assert len(broken.calls()) == 1, "what was begun is never tried again"
+
+
+# What the server sends before its error event, in events, with that event.
+ERROR_EVENTS = {
+    chat: 4,
+    chat_helper: 4,
+    completions: 3,
+    responses: 7,
+    claude: 6,
+    claude_helper: 6,
+    chat_async: 4,
+}
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_an_error_event_of_the_server_raises(consumer: Callable, fake: Fake, front: Gateway):
+    """As real servers do it: an error event, then a clean end without the terminal event."""
+    script = fake.script(tokens=50, error_at=2, end="clean", end_at=ERROR_EVENTS[consumer])
+    with pytest.raises((openai.APIError, anthropic.APIError)):
+        consumer(front, script)
+    assert len(script.calls()) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "event_count"), [("/v1/chat/completions", 4), ("/v1/messages", 6), ("/v1/responses", 7)]
+)
+def test_an_error_event_of_the_server_passes(path: str, event_count: int, fake: Fake, front: Gateway):
+    """As the server wrote it, and not followed by what would make it look whole."""
+    script = fake.script(tokens=50, error_at=2, end="clean", end_at=event_count)
+    text, proper = read_to_the_break(front, path, CHAT | {"input": "tell me"} | script.body)
+    found = [json.loads(data) for _, data in events(text)]
+    errors = [event for event in found if event.get("type") == "error" or isinstance(event.get("error"), dict)]
+    assert "scripted failure" in str(errors[0])
+    assert "[DONE]" not in text and "message_stop" not in text and "response.completed" not in text
+    assert not proper
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)

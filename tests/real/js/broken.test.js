@@ -56,7 +56,15 @@ const breaks = {
   RST: { end: 'rst', end_at: 5 },
   'FIN inside an event': { end: 'fin', end_at: 5, end_mid_event: true },
   'clean end before the terminal event': { end: 'clean', end_at: 5 },
-  'error event': { error_at: 5 },
+};
+/** What the server sends before its error event, in events, with that event. */
+const errorEvents = {
+  'openai chat': 4,
+  'openai helper': 4,
+  'openai responses': 7,
+  'anthropic raw': 6,
+  'anthropic helper': 6,
+  'ai streamText': 4,
 };
 const silences = {
   'before the head': { delay_ms: 60_000 },
@@ -87,6 +95,11 @@ describe('through the gateway, a scripted server', { skip: direct }, () => {
         assert.equal((await scripted.calls()).length, 1, 'never tried again');
       });
     }
+
+    test(`${name}: the server's error event is an exception`, async () => {
+      const scripted = script({ tokens: 50, error_at: 2, end: 'clean', end_at: errorEvents[name] });
+      await assert.rejects(read(scripted));
+    });
 
     for (const [silent, fields] of Object.entries(silences)) {
       test(`${name}: left ${silent}`, async () => {

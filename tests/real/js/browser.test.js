@@ -56,7 +56,7 @@ describe('a page in Chromium', { skip: direct }, () => {
 
   test('reads a stream', async () => {
     const page = await newPage();
-    await open(page, script({ tokens: 5 }));
+    await open(page, script({ tokens: 5, pace_ms: 50 }));
     const rest = await page.evaluate(async () => {
       let text = '';
       for (;;) {
