@@ -66,6 +66,15 @@ def allowed(expression: str, licences: set[str]) -> bool:
     return alternatives()
 
 
+def covers(skip: tuple[str, ...], name: str, version: str) -> bool:
+    """Whether an entry of `skip` means this version.
+
+    >>> [covers(("syn", "2"), "syn", version) for version in ("2.0.1", "20.0.0")], covers(("syn",), "syn", "3.0.0")
+    ([True, False], True)
+    """
+    return name == skip[0] and (len(skip) == 1 or f"{version}.".startswith(f"{skip[1]}."))
+
+
 def faults(policy: dict, graph: dict) -> list[str]:
     resolved = {node["id"] for node in graph["resolve"]["nodes"]}
     packages = [package for package in graph["packages"] if package["id"] in resolved]
@@ -95,14 +104,15 @@ def faults(policy: dict, graph: dict) -> list[str]:
     versions = defaultdict(set)
     for package in packages:
         versions[package["name"]].add(package["version"])
-    skipped = {tuple(entry["crate"].split("@")) for entry in policy["bans"]["skip"]}
+    skips = [tuple(entry["crate"].split("@")) for entry in policy["bans"]["skip"]]
     for name, several in sorted(versions.items()):
-        left = {version for version in several if (name, version) not in skipped and (name,) not in skipped}
+        left = {version for version in several if not any(covers(skip, name, version) for skip in skips)}
         if len(several) > 1 and len(left) > 1:
             found.append(f"{name}: versions {', '.join(sorted(several))}")
-    for name, *version in sorted(skipped):
-        if len(versions[name]) < 2 or (version and version[0] not in versions[name]):
-            found.append(f"deny.toml skips {'@'.join((name, *version))} without need")
+    for skip in skips:
+        several = versions[skip[0]]
+        if len(several) < 2 or not any(covers(skip, skip[0], version) for version in several):
+            found.append(f"deny.toml skips {'@'.join(skip)} without need")
     print(f"{len(packages) - len(ours)} crates from others")
     return found
 
