@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -45,13 +46,19 @@ class Server:
         self.log_file = folder / f"{name}-{os.getpid()}-{free_port()}.log"
         with self.log_file.open("wb") as log:
             self.child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=inherited() | (env or {})
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=inherited() | (env or {}),
+                start_new_session=True,  # a group of its own, so that nothing it started outlives it
             )
         try:
             until(self._up, boot, f"{name} is ready")
-        except AssertionError as error:
+        except BaseException as error:
             self.stop()
-            raise AssertionError(f"{error}\n{' '.join(command)}\n{self.tail()}") from None
+            error.add_note(f"{' '.join(command)}\n{self.tail()}")
+            raise
 
     def ready(self) -> bool:
         raise NotImplementedError
@@ -68,13 +75,13 @@ class Server:
         return "\n".join(self.log().splitlines()[-lines:])
 
     def stop(self, grace: float = 5) -> int:
-        """SIGTERM, then SIGKILL; the exit code. Safe to call twice."""
+        """SIGTERM, then SIGKILL to what is left of its group; the exit code. Safe to call twice."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(grace)
-            except subprocess.TimeoutExpired:
-                self.child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
         return self.child.wait()
 
     def __enter__(self):

@@ -35,7 +35,7 @@ class Vllm(Server):
         venv = Path(os.environ.get("VLLM_VENV", CACHE / "vllm"))
         options = f"--served-model-name tiny --load-format dummy --dtype float32 --host 127.0.0.1 --port {self.port}"
         options += " --max-model-len 16384 --max-num-seqs 8 --enforce-eager --enable-log-requests"
-        print("starting vLLM: one to six minutes", file=sys.stderr, flush=True)
+        print("starting vLLM: one to six minutes, more on a busy machine", file=sys.stderr, flush=True)
         super().__init__(
             "vllm",
             [str(venv / "bin/vllm"), "serve", str(model_folder()), *options.split()],
@@ -45,7 +45,7 @@ class Vllm(Server):
                 "DO_NOT_TRACK": "1",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
             },
-            boot=600,
+            boot=1200,
         )
 
     def ready(self) -> bool:

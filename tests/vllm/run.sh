@@ -7,5 +7,5 @@ set -eu
 cd "$(dirname "$0")/../.."
 tests/vllm/install.sh
 export VLLM_VENV="${VLLM_VENV:-.cache/vllm}" VLLM_REPORT="${VLLM_REPORT:-.cache/vllm-seen.json}"
-"$VLLM_VENV/bin/python" -m pytest -c tests/pytest.ini tests/vllm -v --timeout 600 "$@"
+"$VLLM_VENV/bin/python" -m pytest -c tests/pytest.ini tests/vllm -v --timeout 1500 "$@"
 echo "what was seen: $VLLM_REPORT"
