@@ -3,6 +3,7 @@
 SHELL := /bin/bash
 PYTEST := .cache/venv/bin/python -m pytest -c tests/pytest.ini
 CARGO := cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
@@ -15,26 +16,30 @@ help: ## This list
 
 run: ## Builds the gateway and starts its demo: no model server, no key, no network
 	@$(CARGO) build --release --locked -p tidegate
-	@target="$${CARGO_TARGET_DIR:-target}"; exec "$$target/release/tidegate" demo
+	@exec "$(TARGET)/release/tidegate" demo
 
 # --- all ------------------------------------------------------------------------------------------------------
 
 test: ## Everything that a change must pass; installs what it needs
 	@tests/all.sh
 
-bench: ## Side by side with nginx and HAProxy; writes docs/benchmarks.md
+# BENCH=--quick for a look, BENCH='--only calls' for one load.
+bench: build ## Side by side with nginx and HAProxy; writes docs/benchmarks.md
 	@tests/setup.sh
-	@$(CARGO) build --release --locked -p tidegate
-	$(CARGO) run --release --locked -p tidegate-rig --bin rig -- bench --report docs/benchmarks.md
+	PATH="$$PATH:/usr/sbin"; $(CARGO) run --release --locked -p tidegate-rig --bin rig -- bench \
+	  --tidegate "$(TARGET)/release/tidegate" --nginx "$$(command -v nginx)" --haproxy "$$(command -v haproxy)" \
+	  --out docs/benchmarks.md $(BENCH)
 
 test-vllm: build ## The gateway in front of a real vLLM (6 GB, some minutes; not part of `make test`)
 	@tests/vllm/run.sh
 
+# RUSTC_BOOTSTRAP: the sanitizer flags of cargo-fuzz, on a stable compiler.
 fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 	@command -v cargo-fuzz > /dev/null || { echo 'needs: cargo install cargo-fuzz'; exit 1; }
-	@for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do \
-	  echo "=== $$target"; \
-	  RUSTC_BOOTSTRAP=1 cargo fuzz run "$$target" -- -max_total_time=$${FUZZ_SECONDS:-60} || exit 1; \
+	@export RUSTC_BOOTSTRAP=1; for target in $$(cargo fuzz list); do \
+	  echo "=== $$target"; mkdir -p "fuzz/corpus/$$target" "fuzz/seeds/$$target"; \
+	  cargo fuzz run "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" -- \
+	    -max_total_time=$${FUZZ_SECONDS:-60} || exit 1; \
 	done
 
 # --- the steps of `make test` ---------------------------------------------------------------------------------
