@@ -66,10 +66,10 @@ build: ## The release binary
 
 unit: ## The tests of the crates
 	@if cargo nextest --version > /dev/null 2>&1; then set -ex; \
-	  $(CARGO) nextest run --workspace --all-features --locked --no-tests=pass; \
+	  $(CARGO) nextest run --workspace --all-features --locked --no-fail-fast --no-tests=pass; \
 	  $(CARGO) test --workspace --all-features --locked --doc; \
 	else set -ex; \
-	  $(CARGO) test --workspace --all-features --locked; \
+	  $(CARGO) test --workspace --all-features --locked --no-fail-fast; \
 	fi
 
 docs: ## The API documentation, without broken links
