@@ -19,6 +19,7 @@ use crate::telemetry::metrics::{Metrics, ReasonLabel};
 
 pub mod connection;
 pub mod guard;
+mod malformed;
 pub mod socket;
 pub mod tls;
 pub mod worker;

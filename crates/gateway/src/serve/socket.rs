@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::server::TlsStream;
 
+use super::malformed;
 use crate::call::downstream::Downstream;
 
 /// After our last word an unread upload is read on for this long and this much, so that the client gets to see that word: closing a socket
@@ -63,6 +64,7 @@ pub struct DownstreamIo {
     /// Read already: to tell the protocols apart, or ahead of hyper.
     prefix: Bytes,
     ahead: ReadAhead,
+    own_words: OwnWords,
     state: Arc<IoState>,
     downstream: Arc<Downstream>,
     linger: Option<Linger>,
@@ -76,6 +78,16 @@ struct ReadAhead {
     wanted: bool,
     /// hyper waits for the socket itself, since the last flush.
     hyper_waits: bool,
+}
+
+/// hyper answers a head that it cannot read by itself, with a bare status. That is what it writes when no request has come since everything
+/// was written; it is given words.
+#[derive(Debug, Default)]
+struct OwnWords {
+    wanted: bool,
+    /// Requests that had come when the last answer was written to its end.
+    at_rest: u64,
+    left: Option<Bytes>,
 }
 
 #[derive(Debug)]
@@ -98,6 +110,10 @@ impl DownstreamIo {
                 wanted: false,
                 hyper_waits: false,
             },
+            own_words: OwnWords {
+                wanted: !downstream.http2,
+                ..OwnWords::default()
+            },
             state,
             downstream,
             linger: None,
@@ -109,6 +125,30 @@ impl DownstreamIo {
     pub fn reading_ahead(mut self) -> Self {
         self.ahead.wanted = true;
         self
+    }
+
+    /// Writes our own words in place of what hyper has to say by itself; `false` if what it says is ours.
+    fn poll_own_words(
+        &mut self,
+        cx: &mut Context<'_>,
+        bare: Option<&[u8]>,
+    ) -> Poll<io::Result<bool>> {
+        let own = &mut self.own_words;
+        if !own.wanted || own.at_rest != self.downstream.entered() {
+            return Poll::Ready(Ok(false));
+        }
+        let left = own
+            .left
+            .get_or_insert_with(|| malformed::answer(bare.unwrap_or_default()));
+        while left.has_remaining() {
+            let written = ready!(self.transport.poll_write(cx, left))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            left.advance(written);
+        }
+        own.wanted = false;
+        Poll::Ready(Ok(true))
     }
 
     /// Reads what hyper leaves unread while a request is being answered.
@@ -242,7 +282,10 @@ impl hyper::rt::Write for DownstreamIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let polled = self.transport.poll_write(cx, buf);
+        let polled = match self.poll_own_words(cx, Some(buf)) {
+            Poll::Ready(Ok(false)) => self.transport.poll_write(cx, buf),
+            own => own.map_ok(|_| buf.len()),
+        };
         self.wrote(&polled);
         polled
     }
@@ -252,7 +295,10 @@ impl hyper::rt::Write for DownstreamIo {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = self.transport.poll_write_vectored(cx, bufs);
+        let polled = match self.poll_own_words(cx, bufs.first().map(|buf| &**buf)) {
+            Poll::Ready(Ok(false)) => self.transport.poll_write_vectored(cx, bufs),
+            own => own.map_ok(|_| bufs.iter().map(|buf| buf.len()).sum()),
+        };
         self.wrote(&polled);
         polled
     }
@@ -264,7 +310,9 @@ impl hyper::rt::Write for DownstreamIo {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let hyper_waits = std::mem::take(&mut this.ahead.hyper_waits);
-        if this.ahead.wanted && !hyper_waits && this.downstream.active() > 0 {
+        if this.downstream.active() == 0 {
+            this.own_words.at_rest = this.downstream.entered();
+        } else if this.ahead.wanted && !hyper_waits {
             this.poll_ahead(cx)?;
         }
         ready!(this.transport.poll_flush(cx))?;

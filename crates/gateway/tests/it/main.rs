@@ -12,6 +12,7 @@ mod fields;
 mod h2;
 mod heartbeats;
 mod leave;
+mod malformed;
 mod refusals;
 mod storms;
 mod streams;
