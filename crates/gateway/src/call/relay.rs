@@ -105,6 +105,7 @@ impl Unstarted {
             record: Some(record),
             source: self.source,
             state: State::Flowing,
+            told: false,
             dialect: self.dialect,
             upstream: self.upstream,
             downstream: self.downstream,
@@ -136,6 +137,8 @@ pub struct Relay {
     record: Option<Box<Record>>,
     source: Source,
     state: State,
+    /// The upstream has told the client of an error itself: nothing is added to that.
+    told: bool,
     dialect: Dialect,
     upstream: Arc<Upstream>,
     downstream: Arc<Downstream>,
@@ -239,7 +242,9 @@ impl Relay {
         self.record_mut(|r| r.sent_downstream(bytes.len()));
         if let Some(error) = &facts.error {
             self.record_mut(|r| r.outcome(Outcome::UpstreamError, Some("error_event")));
-            if !error.native {
+            if error.native {
+                self.told = true;
+            } else {
                 // Clients would take it for silence: say it again in a shape that they know, then break off.
                 self.fail(
                     Outcome::UpstreamError,
@@ -474,7 +479,7 @@ impl Relay {
             return;
         }
         let event = match &self.source {
-            Source::Events { scanner, .. } if between_events => {
+            Source::Events { scanner, .. } if between_events && !self.told => {
                 self.error_event(outcome, reason, message, scanner.next_sequence())
             }
             _ => Bytes::new(),

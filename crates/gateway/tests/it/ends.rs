@@ -1,10 +1,12 @@
 //! Streams that break: an error in the caller's dialect between two events, then a visible break. Never a clean end.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tidegate_rig::{BodyEnd, Event, PeerEnd, Script};
 
 use crate::support::{
-    CHAT, Gate, MESSAGES, RESPONSES, SOON, gateway, room_for, stream, upstream, whole,
+    CHAT, Gate, MESSAGES, RESPONSES, SOON, gateway, only, room_for, stream, upstream, whole,
 };
 
 const DIALECTS: [&str; 3] = [CHAT, MESSAGES, RESPONSES];
@@ -185,18 +187,27 @@ async fn no_error_is_put_inside_an_event_that_is_half_sent() {
 #[tokio::test]
 async fn an_error_event_of_the_upstream_goes_on_once_and_nothing_is_added() {
     let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
+    let gate = gateway(&up, |c| {
+        only(c).timeouts.silence = Duration::from_millis(300);
+    });
     for path in DIALECTS {
-        let script =
-            json!({"tokens": 8, "error_at": 2, "message": "overloaded just now", "end_at": 9});
-        let mut client = gate.post(path, &stream(script)).await;
-        client.final_head().await.expect("head");
-        let (events, _) = client.all_events().await.expect("events");
-        let told = events
-            .iter()
-            .filter(|e| e.data.contains("overloaded just now"))
-            .count();
-        assert_eq!(told, 1, "{path}: {events:#?}");
+        for after in [
+            json!({"end_at": 10}),
+            json!({"end_at": 10, "end": "fin"}),
+            // It tells and then stays.
+            json!({"stall": {"at": {"event": 10}}}),
+        ] {
+            let mut script = after.clone();
+            script["tokens"] = json!(20);
+            script["error_at"] = json!(2);
+            script["message"] = json!("overloaded just now");
+            let (events, end) = broken(&gate, path, script).await;
+            assert!(!end.looks_whole(), "{path} {after}");
+            assert_eq!(errors(&events), 1, "{path} {after}: {events:#?}");
+            let told = |e: &&Event| e.data.contains("overloaded just now");
+            assert_eq!(events.iter().filter(told).count(), 1, "{path} {after}");
+            assert_no_end(path, &events);
+        }
     }
     gate.settled_with(&up, 3).await;
     for line in gate.stop() {

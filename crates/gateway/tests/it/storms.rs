@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use crate::leave::{WAYS, Way, leave};
 use crate::support::{
-    CANCEL, CHAT, eventually, gateway, only, room_for, slots, stream, upstream, whole,
+    CANCEL, CHAT, SOON, eventually, gateway, only, room_for, slots, stream, upstream, whole,
 };
 
 #[tokio::test]
@@ -75,6 +75,8 @@ async fn slots_of_those_who_left_go_to_those_who_wait() {
         g.metric("running", &[]) == 4.0 && g.metric("queued", &[]) == 26.0
     })
     .await;
+    let truth = up.wait_for(|t| t.running == 4, SOON).await;
+    assert_eq!(truth.expect("four run").max_running, 4);
     let mut last = gate.post(CHAT, &whole(json!({"tokens": 1}))).await;
     gate.eventually("the last is queued", |g| g.metric("queued", &[]) == 27.0)
         .await;
@@ -84,7 +86,6 @@ async fn slots_of_those_who_left_go_to_those_who_wait() {
     assert_eq!(last.final_head().await.expect("head").status, 200);
     last.rest().await.expect("body");
     gate.settled(&up).await;
-    assert_eq!(up.truth().max_running, 4);
 }
 
 #[tokio::test]
