@@ -331,3 +331,22 @@ async fn an_old_client_sees_a_break_too() {
     up.wait_for(|t| t.running == 0, SOON).await.expect("idle");
     gate.settled_with(&up, 0).await;
 }
+
+#[tokio::test]
+async fn a_failure_after_the_client_left_is_not_the_calls_outcome() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    for path in DIALECTS {
+        let mut client = gate
+            .post(path, &stream(json!({"stall": {"at": {"event": 3}}})))
+            .await;
+        client.final_head().await.expect("head");
+        client.events(3).await.expect("events");
+        let peer = client.local_addr().expect("an address");
+        client.leave_fin();
+        assert_eq!(gate.line_of(peer).await["outcome"], "client_closed");
+        up.cut_all(PeerEnd::Rst);
+    }
+    gate.settled_with(&up, 0).await;
+    assert_eq!(gate.stop().len(), 3);
+}

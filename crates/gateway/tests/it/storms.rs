@@ -117,3 +117,38 @@ async fn a_gauge_tells_the_truth_about_open_streams() {
     );
     assert_eq!(gate.metric("calls_total", &[]), 60.0);
 }
+
+#[tokio::test]
+async fn a_slot_is_held_until_the_last_byte() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(4);
+        only(c).queue = 20;
+    });
+    // The head comes at once, the events take their time; every third client leaves on the way.
+    let ask = stream(json!({"tokens": 10, "pace_ms": 10.0}));
+    let mut clients = JoinSet::new();
+    for n in 0..20 {
+        let mut client = gate.post(CHAT, &ask).await;
+        clients.spawn(async move {
+            assert_eq!(client.final_head().await.expect("head").status, 200);
+            client.events(3).await.expect("events");
+            if n % 3 == 0 {
+                leave(client, WAYS[n % 2]).await;
+            } else {
+                client.rest().await.expect("body");
+            }
+        });
+    }
+    let mut most = 0.0;
+    while let Some(client) = clients.join_next().await {
+        client.expect("a client");
+        let running = gate.metric("running", &[]);
+        most = f64::max(most, running);
+        assert!(running <= 4.0, "{running}");
+    }
+    assert!(most > 0.0);
+    gate.settled(&up).await;
+    assert_eq!(up.truth().calls_begun, 20);
+    assert_eq!(gate.metric("started_total", &[]), 20.0);
+}
