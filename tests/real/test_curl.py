@@ -50,7 +50,7 @@ def test_whole_answer(version: str, front: Gateway, fake: Fake):
 
 
 def broken(front: Gateway, fake: Fake, version: str) -> subprocess.CompletedProcess[str]:
-    body = CHAT | {"stream": True} | fake.script(tokens=50, end="rst", end_at=5).body
+    body = CHAT | {"stream": True} | fake.script(tokens=50, pace_ms=20, end="rst", end_at=5).body
     return curl(front.url + PATH, body, *VERSIONS[version])
 
 
@@ -64,7 +64,7 @@ def test_a_broken_stream_fails_the_command(version: str, front: Gateway, fake: F
     [
         "HTTP/1.1",
         pytest.param(
-            "HTTP/2", marks=pytest.mark.xfail(strict=True, reason="the reset overtakes what was written before it")
+            "HTTP/2", marks=pytest.mark.xfail(strict=False, reason="the reset may overtake what was written before it")
         ),
     ],
 )
