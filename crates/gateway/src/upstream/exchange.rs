@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use super::EndpointState;
 use super::pool::StreamPlace;
 use super::quiet::Quiet;
-use super::socket::UpstreamIo;
+use super::socket::{Traffic, UpstreamIo};
 
 /// What is sent upstream: whole, or as it comes from the client.
 #[derive(Debug)]
@@ -64,6 +64,7 @@ impl Body for RequestBody {
 pub struct Http1 {
     conn: Conn,
     sender: http1::SendRequest<RequestBody>,
+    traffic: Arc<Traffic>,
     ended: bool,
     quiet: Quiet,
     /// It has carried an answer before.
@@ -84,7 +85,7 @@ impl fmt::Debug for Http1 {
 #[derive(Debug)]
 pub struct SendError {
     pub error: hyper::Error,
-    /// Proof that no byte of the request was taken by the server's machine: it may be sent again without running twice.
+    /// Proof that no server can have read any of the request: it may be sent again without running twice.
     pub unsent: bool,
 }
 
@@ -95,6 +96,7 @@ impl Http1 {
         endpoint: Arc<EndpointState>,
         buffer_bytes: usize,
     ) -> Result<Self, hyper::Error> {
+        let traffic = Arc::clone(io.traffic());
         let (sender, conn) = http1::Builder::new()
             .max_buf_size(buffer_bytes.max(8192))
             .handshake(io)
@@ -102,6 +104,7 @@ impl Http1 {
         Ok(Self {
             conn,
             sender,
+            traffic,
             ended: false,
             quiet: Quiet::new(),
             reused: false,
@@ -123,6 +126,7 @@ impl Http1 {
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
+        let before = self.traffic.written();
         let answer = self.sender.try_send_request(request);
         let mut answer = pin!(answer);
         let Self {
@@ -136,7 +140,8 @@ impl Http1 {
         })
         .await;
         result.map_err(|mut failed| SendError {
-            unsent: failed.take_message().is_some(),
+            unsent: failed.take_message().is_some()
+                || self.traffic.nothing_accepted_since(before),
             error: failed.into_error(),
         })
     }
@@ -298,3 +303,7 @@ impl UpstreamBody {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

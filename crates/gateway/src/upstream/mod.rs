@@ -11,6 +11,7 @@ use tidegate_limiter::Limiter;
 use crate::config;
 use crate::telemetry::metrics::{Metrics, UpstreamMetrics};
 
+mod acknowledged;
 pub mod connect;
 pub mod endpoint;
 pub mod exchange;

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use hyper::rt::ReadBufCursor;
@@ -14,6 +16,44 @@ use tokio_rustls::client::TlsStream;
 
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::acknowledged::acknowledged;
+
+/// What went out on a connection and how the peer ended it, shared by its socket and the exchange on it.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    written: AtomicU64,
+    end: OnceLock<End>,
+}
+
+/// The first that was heard of a connection's end.
+#[derive(Debug)]
+enum End {
+    /// The peer closed in order (FIN) after it had acknowledged this many of our bytes.
+    Closed { acknowledged: u64 },
+    /// A reset, or anything else.
+    Broken,
+}
+
+impl Traffic {
+    /// Bytes that our own kernel took.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Proof that no server can have read anything that was written after `mark`.
+    ///
+    /// Either our kernel took none of it, or the peer closed the connection before its kernel had any of it: a FIN acknowledges all that was
+    /// there when it was sent, and a server that has closed a connection reads no more from it. This is the race of a request with the
+    /// server's idle limit.
+    ///
+    /// A reset alone proves nothing, however little was acknowledged: acknowledgements are delayed by up to 40 ms and more, so that a server
+    /// that read the request, began to work and then reset the connection looks the same.
+    pub fn nothing_accepted_since(&self, mark: u64) -> bool {
+        self.written() == mark
+            || matches!(self.end.get(), Some(End::Closed { acknowledged }) if *acknowledged <= mark)
+    }
+}
+
 /// A TCP connection that is reset when it is dropped.
 ///
 /// A close by FIN would leave our side in TIME_WAIT: a storm of cancelled calls would use up the ports. A reset also tells the server at
@@ -21,6 +61,7 @@ use prometheus_client::metrics::gauge::Gauge;
 #[derive(Debug)]
 pub struct Socket {
     tcp: TcpStream,
+    traffic: Arc<Traffic>,
     open: Gauge,
     _permit: OwnedSemaphorePermit,
 }
@@ -30,8 +71,37 @@ impl Socket {
         open.inc();
         Self {
             tcp,
+            traffic: Arc::default(),
             open,
             _permit: permit,
+        }
+    }
+
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
+    }
+
+    /// Keeps the first sign of an end: the kernel reports it once and says something vaguer afterwards.
+    fn heard(&self, end: Result<(), &io::Error>) {
+        self.traffic.end.get_or_init(|| match end {
+            // A write to a connection that was reset after its FIN is a broken pipe; without a FIN it is a reset.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => End::Broken,
+            Ok(()) | Err(_) => match acknowledged(&self.tcp) {
+                Ok(acknowledged) => End::Closed { acknowledged },
+                Err(_) => End::Broken,
+            },
+        });
+    }
+
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        match polled {
+            Poll::Ready(Ok(bytes)) => {
+                self.traffic
+                    .written
+                    .fetch_add(*bytes as u64, Ordering::Relaxed);
+            }
+            Poll::Ready(Err(error)) => self.heard(Err(error)),
+            Poll::Pending => {}
         }
     }
 }
@@ -50,7 +120,16 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.tcp).poll_read(cx, buf);
+        match &polled {
+            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
+                self.heard(Ok(()));
+            }
+            Poll::Ready(Err(error)) => self.heard(Err(error)),
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        polled
     }
 }
 
@@ -60,7 +139,9 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(cx, buf)
+        let polled = Pin::new(&mut self.tcp).poll_write(cx, buf);
+        self.wrote(&polled);
+        polled
     }
 
     fn poll_write_vectored(
@@ -68,7 +149,9 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs)
+        let polled = Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs);
+        self.wrote(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -90,6 +173,15 @@ impl AsyncWrite for Socket {
 pub enum UpstreamIo {
     Plain(TokioIo<Socket>),
     Tls(Box<TokioIo<TlsStream<Socket>>>),
+}
+
+impl UpstreamIo {
+    pub fn traffic(&self) -> &Arc<Traffic> {
+        match self {
+            Self::Plain(io) => io.inner().traffic(),
+            Self::Tls(io) => io.inner().get_ref().0.traffic(),
+        }
+    }
 }
 
 macro_rules! either {

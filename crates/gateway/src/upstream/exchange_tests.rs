@@ -1,0 +1,152 @@
+//! What proves that a request on a reused connection was accepted by nobody. Plain blocking servers, so that each step has its place.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream as StdStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
+use hyper_util::rt::TokioIo;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use super::*;
+use crate::config::Endpoint;
+use crate::telemetry::metrics::Metrics;
+use crate::upstream::socket::Socket;
+
+const SMALL: usize = 300;
+/// More than the sockets' buffers hold.
+const LARGE: usize = 16 * 1024 * 1024;
+
+fn request(body: usize) -> Request<RequestBody> {
+    let mut request = Request::new(RequestBody::Whole(Some(vec![b'x'; body].into())));
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static("/v1/chat/completions");
+    let fields = request.headers_mut();
+    fields.insert(HOST, HeaderValue::from_static("test"));
+    fields.insert(CONTENT_LENGTH, HeaderValue::from(body));
+    request
+}
+
+fn read_request(stream: &mut StdStream, body: usize) {
+    let mut read = Vec::new();
+    let mut space = [0; 4096];
+    loop {
+        let n = stream.read(&mut space).unwrap();
+        assert_ne!(n, 0, "the request ended early");
+        read.extend_from_slice(&space[..n]);
+        let head = read.windows(4).position(|w| w == b"\r\n\r\n");
+        if head.is_some_and(|end| read.len() == end + 4 + body) {
+            return;
+        }
+    }
+}
+
+/// Runs the server's part beside ours.
+fn server<T: Send + 'static>(part: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    std::thread::spawn(part)
+}
+
+/// A connection that has carried three calls, and the server's side of it. Nothing is left on the way in either direction.
+async fn reused() -> (Box<Http1>, StdStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let tcp = TcpStream::connect(address).await.unwrap();
+    tcp.set_nodelay(true).unwrap();
+    let (mut theirs, _) = listener.accept().unwrap();
+    theirs.set_nodelay(true).unwrap();
+    let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+    let socket = Socket::new(tcp, Default::default(), permit);
+    let endpoint = Endpoint::from(address);
+    let endpoint = EndpointState::new(&"u".into(), endpoint, 1, &Metrics::new());
+    let io = UpstreamIo::Plain(TokioIo::new(socket));
+    let conn = Http1::new(io, Arc::new(endpoint), 65_536).await.unwrap();
+    let mut conn = Box::new(conn);
+    for _ in 0..3 {
+        let part = server(move || {
+            read_request(&mut theirs, SMALL);
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+            theirs.write_all(answer).unwrap();
+            theirs
+        });
+        let response = conn.send(request(SMALL)).await.unwrap();
+        let mut body = UpstreamBody::new(response.into_body(), Link::Http1(conn));
+        while let Some(frame) = body.frame().await {
+            frame.unwrap();
+        }
+        conn = body.into_idle().expect("it can carry another");
+        theirs = part.join().unwrap();
+    }
+    (conn, theirs)
+}
+
+fn reset_on_close(stream: &StdStream) {
+    SockRef::from(stream)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+}
+
+async fn unsent(conn: &mut Http1, body: usize) -> bool {
+    conn.send(request(body)).await.unwrap_err().unsent
+}
+
+/// The usual race with a server's idle limit: it has hung up, and we have not heard of it when we write.
+#[tokio::test]
+async fn a_server_that_had_closed_accepted_nothing() {
+    for body in [SMALL, LARGE] {
+        let (mut conn, theirs) = reused().await;
+        drop(theirs);
+        assert!(unsent(&mut conn, body).await, "{body} bytes");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_had_reset_accepted_nothing() {
+    let (mut conn, theirs) = reused().await;
+    reset_on_close(&theirs);
+    drop(theirs);
+    assert!(unsent(&mut conn, SMALL).await);
+}
+
+/// It may have begun to work; its acknowledgement can be later than its reset.
+#[tokio::test]
+async fn a_server_that_read_the_request_and_then_reset_proves_nothing() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || {
+        read_request(&mut theirs, SMALL);
+        reset_on_close(&theirs);
+    });
+    assert!(!unsent(&mut conn, SMALL).await);
+    part.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_read_the_request_and_then_closed_proves_nothing() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || read_request(&mut theirs, SMALL));
+    assert!(!unsent(&mut conn, SMALL).await);
+    part.join().unwrap();
+}
+
+/// Here nothing was read, but it looks like the case where all was.
+#[tokio::test]
+async fn a_server_that_closed_on_an_unread_request_proves_nothing() {
+    let (mut conn, theirs) = reused().await;
+    let part = server(move || {
+        theirs.peek(&mut [0; 16]).unwrap();
+    });
+    assert!(!unsent(&mut conn, SMALL).await);
+    part.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_read_a_part_and_then_closed_proves_nothing() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || {
+        theirs.read_exact(&mut [0; 1024 * 1024]).unwrap();
+    });
+    assert!(!unsent(&mut conn, LARGE).await);
+    part.join().unwrap();
+}
