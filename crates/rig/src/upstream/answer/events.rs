@@ -40,6 +40,10 @@ impl Answer<'_> {
                 } else {
                     self.event(&bytes).await?;
                 }
+                if self.pen.gone.get().is_some() {
+                    // Nothing is written any more, so nothing is waited for: others get their turn, and the end gets seen.
+                    tokio::task::yield_now().await;
+                }
                 self.pause(piece.pause_ms).await;
             }
         }
