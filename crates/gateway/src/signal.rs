@@ -48,6 +48,11 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// As of now, without being woken later.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+
     pub fn poll_raised(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.armed {
             self.armed = true;
@@ -55,6 +60,6 @@ impl Watch {
                 return true;
             }
         }
-        self.raised.load(Ordering::Acquire)
+        self.is_raised()
     }
 }

@@ -187,6 +187,9 @@ impl Relay {
             let now = Instant::now();
             self.clock.polled(now);
             self.reader.asked();
+            if self.is_overdue(now) {
+                continue;
+            }
             if let Some(bytes) = self.next_ready(now) {
                 return self.hand(bytes, now);
             }
@@ -198,6 +201,30 @@ impl Relay {
                 Step::Hand(bytes) => return self.hand(bytes, now),
             }
         }
+    }
+
+    /// What ends an answer even if the upstream always has more, so that it is never waited for.
+    fn is_overdue(&mut self, now: Instant) -> bool {
+        if self.cut.is_raised() {
+            self.drained();
+            true
+        } else if self.clock.total.is_some_and(|total| total <= now) {
+            self.timed_out(Tier::Total);
+            true
+        } else {
+            false
+        }
+    }
+
+    fn drained(&mut self) {
+        let (name, message) = (Tier::Drain.name(), Tier::Drain.message());
+        self.fail(Outcome::Drained, name, message, WorkEnd::Cancelled);
+    }
+
+    fn timed_out(&mut self, tier: Tier) {
+        self.record_mut(|r| r.timed_out(tier));
+        let (name, message) = (tier.name(), tier.message());
+        self.fail(Outcome::TimedOut, name, message, WorkEnd::Cancelled);
     }
 
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
@@ -240,6 +267,10 @@ impl Relay {
             return self.next_ready(now); // the client did not ask for this event; there may be more behind it
         }
         self.record_mut(|r| r.sent_downstream(bytes.len()));
+        if facts.events == 0 && self.is_idle(now) {
+            // Comments and pings without a pause: here there is no wait that could run out.
+            self.timed_out(Tier::Idle);
+        }
         if let Some(error) = &facts.error {
             self.record_mut(|r| r.outcome(Outcome::UpstreamError, Some("error_event")));
             if error.native {
@@ -260,6 +291,10 @@ impl Relay {
             None => return Some(bytes),
         }
         Some(whole_line_end(bytes))
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        self.clock.seen_event && self.clock.event + self.upstream.settings.timeouts.idle <= now
     }
 
     fn see(&mut self, facts: &Facts, now: Instant) {
@@ -362,12 +397,7 @@ impl Relay {
     fn poll_time(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
         self.clock.waiting_since.get_or_insert(now);
         if self.cut.poll_raised(cx) {
-            self.fail(
-                Outcome::Drained,
-                Tier::Drain.name(),
-                Tier::Drain.message(),
-                WorkEnd::Cancelled,
-            );
+            self.drained();
             return Poll::Ready(Step::Again);
         }
         loop {
@@ -376,13 +406,7 @@ impl Relay {
                 match wake {
                     Wake::Heartbeat => return Poll::Ready(Step::Hand(HEARTBEAT)),
                     Wake::Tier(tier) => {
-                        self.record_mut(|r| r.timed_out(tier));
-                        self.fail(
-                            Outcome::TimedOut,
-                            tier.name(),
-                            tier.message(),
-                            WorkEnd::Cancelled,
-                        );
+                        self.timed_out(tier);
                         return Poll::Ready(Step::Again);
                     }
                 }
