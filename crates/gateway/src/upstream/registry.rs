@@ -146,13 +146,9 @@ impl Kept {
         Arc::clone(state)
     }
 
-    /// Endpoints that no generation names and nobody uses are dropped; limiters stay while work runs in them.
+    /// Endpoints that no generation names and nobody uses are dropped. Limiters stay: a call that was being received when its upstream was
+    /// taken out is still to ask for its slot, and if the upstream comes back there must be one limit, not two.
     fn forget_removed(&mut self, config: &Config) {
-        self.limiters.retain(|name, limiter| {
-            let now = limiter.snapshot();
-            config.upstreams.iter().any(|u| u.name == *name)
-                || now.running + now.lingering + now.queued > 0
-        });
         self.endpoints.retain(|(name, address), state| {
             let named = config
                 .upstreams
