@@ -56,7 +56,13 @@ pub struct Settings {
 
 /// Serves the connection to its end.
 pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, front: impl Answers) {
-    let end = match open(tcp, &settings).await {
+    let opened = tokio::select! {
+        biased;
+        opened = open(tcp, &settings) => opened,
+        // It has asked for nothing yet.
+        () = settings.drain.raised() => Err(OpenError::Draining),
+    };
+    let end = match opened {
         Ok(Opened {
             transport,
             prefix,
@@ -80,11 +86,11 @@ pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, fr
             }
         }
         Err(error) => {
-            tracing::debug!(%error, %peer, "connection was not opened");
-            if error.kind() == io::ErrorKind::TimedOut {
-                End::RequestHead
-            } else {
-                End::Closed
+            tracing::debug!(?error, %peer, "connection was not opened");
+            match error {
+                OpenError::Tls => End::Tls,
+                OpenError::Head => End::RequestHead,
+                OpenError::Draining | OpenError::Io(_) => End::Closed,
             }
         }
     };
@@ -101,13 +107,33 @@ struct Opened {
     http2: bool,
 }
 
-async fn open(tcp: TcpStream, settings: &Settings) -> io::Result<Opened> {
+/// Why a connection came to no request.
+#[derive(Debug)]
+enum OpenError {
+    /// The TLS handshake took too long.
+    Tls,
+    /// The first bytes took too long.
+    Head,
+    Draining,
+    #[expect(dead_code, reason = "shown by Debug in the log")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+async fn open(tcp: TcpStream, settings: &Settings) -> Result<Opened, OpenError> {
     settings.tcp.apply(&tcp)?;
     SockRef::from(&tcp).set_send_buffer_size(SEND_BUFFER)?;
     if let Some(tls) = &settings.tls {
         let config = Arc::clone(&tls.borrow());
         let shake = TlsAcceptor::from(config).accept(tcp);
-        let stream = tokio::time::timeout(settings.tls_handshake, shake).await??;
+        let stream = tokio::time::timeout(settings.tls_handshake, shake)
+            .await
+            .map_err(|_| OpenError::Tls)??;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         return Ok(Opened {
             transport: Transport::Tls(Box::new(stream)),
@@ -116,8 +142,9 @@ async fn open(tcp: TcpStream, settings: &Settings) -> io::Result<Opened> {
         });
     }
     let mut transport = Transport::Plain(tcp);
-    let (prefix, http2) =
-        tokio::time::timeout(settings.limits.request_head, sniff(&mut transport)).await??;
+    let (prefix, http2) = tokio::time::timeout(settings.limits.request_head, sniff(&mut transport))
+        .await
+        .map_err(|_| OpenError::Head)??;
     Ok(Opened {
         transport,
         prefix,

@@ -32,6 +32,7 @@ pub struct Limits {
 pub enum End {
     /// In HTTP's own way, or by the client.
     Closed,
+    Tls,
     RequestHead,
     KeepAlive,
     Write,
@@ -41,6 +42,7 @@ impl End {
     pub fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
+            Self::Tls => "tls",
             Self::RequestHead => "request_head",
             Self::KeepAlive => "keep_alive",
             Self::Write => "write",
