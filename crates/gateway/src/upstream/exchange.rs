@@ -140,8 +140,7 @@ impl Http1 {
         })
         .await;
         result.map_err(|mut failed| SendError {
-            unsent: failed.take_message().is_some()
-                || self.traffic.nothing_accepted_since(before),
+            unsent: failed.take_message().is_some() || self.traffic.nothing_accepted_since(before),
             error: failed.into_error(),
         })
     }

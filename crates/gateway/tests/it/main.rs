@@ -5,6 +5,8 @@
 
 mod support;
 
+mod admission;
+mod binary;
 mod books;
 mod bounds;
 mod ends;
@@ -12,7 +14,13 @@ mod fields;
 mod h2;
 mod heartbeats;
 mod leave;
+mod lifecycle;
+mod limits;
 mod malformed;
+mod pool;
 mod refusals;
+mod reload;
+mod security;
 mod storms;
 mod streams;
+mod timeouts;

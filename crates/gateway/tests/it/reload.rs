@@ -1,0 +1,338 @@
+//! A new configuration: whole or not at all, and running calls keep what they began with.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tidegate::config::{Config, Kind, ServerTls, UnknownModels, Upstream};
+use tidegate_rig::{BodyEnd, FakeUpstream, Script};
+
+use crate::support::{
+    CHAT, Gate, LOCALHOST, SOON, ask, endpoint, eventually, gateway, only, slots, stream, upstream,
+    whole,
+};
+
+fn config_of(up: &FakeUpstream) -> Config {
+    let mut config = Config::one_upstream(endpoint(up.addr()));
+    config.server.listen = LOCALHOST;
+    config.server.workers = slots(2);
+    config.admin.listen = None;
+    config
+}
+
+fn named(name: &str, up: &FakeUpstream, model: &str) -> Upstream {
+    let mut upstream = Upstream::new(name, Kind::Other, vec![endpoint(up.addr())]);
+    upstream.models = vec![model.to_owned()];
+    upstream
+}
+
+async fn status(gate: &Gate, model: &str) -> u16 {
+    let mut client = gate.post(CHAT, &ask(json!({"model": model}))).await;
+    let head = client.final_head().await.expect("head");
+    client.rest().await.expect("body");
+    head.status
+}
+
+/// Good ones, bad ones, ones that remove the upstream in use, ones that change the limits: no stream notices, and the limit holds in sum.
+#[tokio::test]
+async fn a_hundred_reloads_cut_nothing_and_exceed_nothing() {
+    let (up, other) = (
+        upstream(Script::default()).await,
+        upstream(Script::default()).await,
+    );
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(10);
+        only(c).queue = 200;
+    });
+    let body = stream(json!({"tokens": 60, "pace_ms": 5}));
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        let mut client = gate.post(CHAT, &body).await;
+        client.final_head().await.expect("head");
+        clients.push(client);
+    }
+    let threads = thread_count();
+    for i in 0..100 {
+        let mut config = config_of(&up);
+        only(&mut config).slots = slots(10);
+        only(&mut config).queue = 200;
+        match i % 5 {
+            0 => {
+                config.server.tls = Some(ServerTls {
+                    cert_file: "/nowhere".into(),
+                    key_file: "/nowhere".into(),
+                })
+            }
+            1 => {
+                config.upstreams = vec![Upstream::new(
+                    "other",
+                    Kind::Other,
+                    vec![endpoint(other.addr())],
+                )]
+            }
+            2 => only(&mut config).slots = slots(1 + i % 10),
+            _ => only(&mut config).timeouts.idle = Duration::from_millis(1),
+        }
+        assert_eq!(
+            gate.gateway.reload(config).is_err(),
+            i % 5 == 0,
+            "reload {i}"
+        );
+        if i % 10 == 4 {
+            clients.push(gate.post(CHAT, &stream(json!({"tokens": 3}))).await);
+        }
+    }
+    assert_eq!(
+        gate.metric("config_reloads_total", &[("result", "ok")]),
+        80.0
+    );
+    assert_eq!(
+        gate.metric("config_reloads_total", &[("result", "failed")]),
+        20.0
+    );
+    assert_eq!(gate.metric("config_generation", &[]), 81.0);
+    for client in &mut clients[..10] {
+        let (events, end) = client.all_events().await.expect("events");
+        assert_eq!(end, BodyEnd::Clean);
+        assert_eq!(events.last().expect("events").data, "[DONE]");
+    }
+    assert!(up.truth().max_running <= 10);
+    assert!(thread_count() <= threads + 2);
+    drop(clients);
+    gate.settled(&up).await;
+}
+
+fn thread_count() -> usize {
+    std::fs::read_dir("/proc/self/task").expect("Linux").count()
+}
+
+#[tokio::test]
+async fn running_calls_keep_their_settings() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let mut running = gate
+        .post(
+            CHAT,
+            &stream(json!({"tokens": 6, "stall": {"at": {"event": 3}, "ms": 700}})),
+        )
+        .await;
+    running.final_head().await.expect("head");
+    running.events(2).await.expect("events");
+    let mut config = config_of(&up);
+    only(&mut config).timeouts.silence = Duration::from_millis(100);
+    gate.gateway.reload(config).expect("it is good");
+    let mut new = gate
+        .post(
+            CHAT,
+            &stream(json!({"tokens": 6, "stall": {"at": {"event": 3}}})),
+        )
+        .await;
+    new.final_head().await.expect("head");
+    assert!(
+        !new.all_events().await.expect("events").1.looks_whole(),
+        "the new limit"
+    );
+    assert_eq!(
+        running.all_events().await.expect("events").1,
+        BodyEnd::Clean,
+        "the old one"
+    );
+    let lines = gate.logged(2).await;
+    assert_eq!(
+        (&lines[0]["generation"], &lines[1]["generation"]),
+        (&json!(2), &json!(1))
+    );
+}
+
+/// The limit is one limit: what runs under the old number counts against the new one.
+#[tokio::test]
+async fn a_lower_limit_counts_what_already_runs() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| only(c).slots = slots(4));
+    let mut running = Vec::new();
+    for _ in 0..4 {
+        let mut client = gate
+            .post(CHAT, &stream(json!({"end": "never", "pace_ms": 5})))
+            .await;
+        client.final_head().await.expect("head");
+        running.push(client);
+    }
+    let mut config = config_of(&up);
+    only(&mut config).slots = slots(2);
+    gate.gateway.reload(config).expect("it is good");
+    let mut waits = gate.post(CHAT, &whole(json!({}))).await;
+    gate.eventually("it waits", |g| g.metric("queued", &[]) == 1.0)
+        .await;
+    for left in [3, 2] {
+        running.pop().expect("one").leave_rst().expect("left");
+        up.wait_for(|t| t.running == left, SOON)
+            .await
+            .expect("gone");
+        gate.eventually("it is counted", |g| g.metric("running", &[]) as u64 == left)
+            .await;
+        assert_eq!(gate.metric("queued", &[]), 1.0, "{left} still run");
+    }
+    running.pop().expect("one").leave_rst().expect("left");
+    assert_eq!(waits.final_head().await.expect("head").status, 200);
+    drop(running);
+    gate.settled(&up).await;
+}
+
+/// More slots are worth nothing without the connections for them.
+#[tokio::test]
+async fn a_higher_limit_brings_its_connections() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(1);
+        only(c).pool.connections_max = 1;
+    });
+    let run = async || {
+        let mut client = gate
+            .post(CHAT, &stream(json!({"end": "never", "pace_ms": 5})))
+            .await;
+        assert_eq!(client.final_head().await.expect("head").status, 200);
+        client
+    };
+    let mut running = vec![run().await];
+    let resize = |n: usize| {
+        let mut config = config_of(&up);
+        only(&mut config).slots = slots(8);
+        only(&mut config).pool.connections_max = n;
+        only(&mut config).timeouts.pool = Duration::from_millis(300);
+        gate.gateway.reload(config).expect("it is good");
+    };
+    resize(3);
+    running.push(run().await);
+    running.push(run().await);
+    let mut fourth = gate.post(CHAT, &stream(json!({}))).await;
+    assert_eq!(fourth.final_head().await.expect("head").status, 504);
+    drop(running);
+    gate.settled(&up).await;
+    assert_eq!(status(&gate, "tiny").await, 200);
+}
+
+/// A call that arrived before its upstream was taken out and put back shares the limit with those that came after.
+#[tokio::test]
+async fn an_upstream_that_is_taken_out_and_put_back_has_one_limit() {
+    let (one, two) = (
+        upstream(Script::default()).await,
+        upstream(Script::default()).await,
+    );
+    let with = || {
+        let mut config = config_of(&one);
+        let mut first = named("one", &one, "a");
+        first.slots = slots(1);
+        config.upstreams = vec![first, named("two", &two, "b")];
+        config.unknown_models = UnknownModels::Refuse;
+        config
+    };
+    let gate = Gate::start(with());
+    // Its body is on the way: it belongs to the first generation.
+    let body = ask(json!({"model": "a", "stream": true, "rig": {"end": "never", "pace_ms": 5}}))
+        .to_string();
+    let mut early = gate.client().await;
+    early.send(format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len())).await.expect("sent");
+    early.send(&body[..20]).await.expect("sent");
+    gate.eventually("it is being read", |g| {
+        g.metric("request_bodies_bytes", &[]) > 0.0
+    })
+    .await;
+    let mut without = with();
+    without.upstreams.remove(0);
+    gate.gateway.reload(without).expect("it is good");
+    assert_eq!(status(&gate, "a").await, 404);
+    gate.gateway.reload(with()).expect("it is good");
+    let mut late = gate
+        .post(
+            CHAT,
+            &ask(json!({"model": "a", "stream": true, "rig": {"end": "never", "pace_ms": 5}})),
+        )
+        .await;
+    assert_eq!(late.final_head().await.expect("head").status, 200);
+    early.send(&body[20..]).await.expect("sent");
+    gate.eventually("it waits for the one slot", |g| {
+        g.metric("queued", &[]) == 1.0
+    })
+    .await;
+    assert_eq!(one.truth().running, 1);
+    late.leave_rst().expect("left");
+    assert_eq!(early.final_head().await.expect("head").status, 200);
+    assert_eq!(one.truth().max_running, 1);
+    drop(early);
+    gate.settled(&one).await;
+}
+
+#[tokio::test]
+async fn a_removed_upstream_finishes_its_streams_and_is_gone() {
+    let (one, two) = (
+        upstream(Script::default()).await,
+        upstream(Script::default()).await,
+    );
+    let mut config = config_of(&one);
+    config.upstreams = vec![named("one", &one, "a"), named("two", &two, "b")];
+    config.unknown_models = UnknownModels::Refuse;
+    let gate = Gate::start(config.clone());
+    let body = ask(json!({"model": "b", "stream": true, "rig": {"tokens": 10, "pace_ms": 30}}));
+    let mut client = gate.post(CHAT, &body).await;
+    client.final_head().await.expect("head");
+    config.upstreams.pop();
+    gate.gateway.reload(config).expect("it is good");
+    assert_eq!(status(&gate, "b").await, 404);
+    assert_eq!(
+        gate.metric("running", &[("upstream", "two")]),
+        1.0,
+        "it is still counted"
+    );
+    let (_, end) = client.all_events().await.expect("events");
+    assert_eq!(end, BodyEnd::Clean);
+    gate.eventually("it is over", |g| {
+        g.metric("running", &[("upstream", "two")]) == 0.0
+    })
+    .await;
+    two.wait_for(|t| t.connections_open == 0, SOON)
+        .await
+        .expect("its connections are closed by the idle limit");
+}
+
+#[tokio::test]
+async fn what_needs_a_restart_is_said() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let mut config = config_of(&up);
+    config.server.connections_max += 1;
+    config.limits.request_head_bytes += 1;
+    let said = gate.gateway.reload(config).expect("it is good");
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].contains("server") && said[1].contains("request_head_bytes"));
+    eventually("counted", || gate.metric("config_generation", &[]) == 2.0).await;
+}
+
+#[tokio::test]
+async fn new_keys_hold_at_once() {
+    use crate::security::key;
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| c.keys = vec![key("old", "sk-old")]);
+    let answers = async |secret: &str| {
+        let mut client = gate.client().await;
+        client
+            .request(
+                "POST",
+                CHAT,
+                &[("x-api-key", secret)],
+                whole(json!({})).to_string().as_bytes(),
+            )
+            .await
+            .expect("sent");
+        client.final_head().await.expect("head").status
+    };
+    assert_eq!(
+        (answers("sk-old").await, answers("sk-new").await),
+        (200, 401)
+    );
+    let mut config = config_of(&up);
+    config.keys = vec![key("new", "sk-new")];
+    gate.gateway.reload(config).expect("it is good");
+    assert_eq!(
+        (answers("sk-old").await, answers("sk-new").await),
+        (401, 200)
+    );
+}

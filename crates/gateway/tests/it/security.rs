@@ -1,0 +1,436 @@
+//! Requests that want to be more than one, or to go elsewhere, and keys that must not be seen.
+
+use serde_json::{Value, json};
+use tidegate::config::{AuthStyle, ClientKey, Config, Secret};
+use tidegate_rig::{BodyEnd, Closed, RawClient, Script};
+
+use crate::support::{
+    CHAT, Gate, MESSAGES, RESPONSES, SOON, ask, gateway, gateway_at, only, stream, upstream, whole,
+};
+
+/// What one connection answers to these bytes: the statuses in order, and that it was closed after them.
+async fn statuses(gate: &Gate, bytes: &[u8]) -> Vec<u16> {
+    let mut client = gate.client().await;
+    client.send(bytes).await.expect("sent");
+    client.half_close().await.expect("closed");
+    let mut statuses = Vec::new();
+    while let Ok(head) = client.final_head().await {
+        statuses.push(head.status);
+        if client.rest().await.is_err() {
+            break;
+        }
+    }
+    statuses
+}
+
+const HIDDEN: &str = "POST /v1/hidden HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
+
+/// No second request is ever found in the body of a first one, whatever two parties could disagree about.
+#[tokio::test]
+async fn no_request_hides_in_another() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.limits.request_body_bytes = 5000;
+        c.server.half_close = tidegate::config::HalfClose::Serve;
+    });
+    let n = HIDDEN.len();
+    let refused = [
+        format!("Content-Length: 0\r\nContent-Length: {n}\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: identity\r\n\r\n{HIDDEN}"),
+        format!("Content-Length: +0\r\n\r\n{HIDDEN}"),
+        format!("Content-Length: 0x0\r\n\r\n{HIDDEN}"),
+        format!("Content-Length: -1\r\n\r\n{HIDDEN}"),
+        format!("Content-Length: 0,{n}\r\n\r\n{HIDDEN}"),
+        format!("Content-Length : 0\r\n\r\n{HIDDEN}"),
+        format!("X-Folded: a\r\n b\r\nContent-Length: 0\r\n\r\n{HIDDEN}"),
+        format!("X-Bare: a\rContent-Length: 0\r\n\r\n{HIDDEN}"),
+        format!("X-Nul: a\0b\r\nContent-Length: 0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\n+0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\n1\r\nxx0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\n\r\n\r\n\r\n{HIDDEN}"),
+        format!("Content-Length: 9999\r\n\r\n{}{HIDDEN}", " ".repeat(9999)),
+    ];
+    for rest in &refused {
+        let bytes =
+            format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{rest}");
+        let seen = statuses(&gate, bytes.as_bytes()).await;
+        assert_eq!(seen.len(), 1, "{rest:?}: {seen:?}");
+        assert!(matches!(seen[0], 400 | 413), "{rest:?}: {seen:?}");
+    }
+    // By the one framing that counts (RFC 9112 §6.3), and then the connection is over.
+    let both = [
+        format!("Content-Length: {n}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding: chunked\r\nContent-Length: {n}\r\n\r\n0\r\n\r\n{HIDDEN}"),
+        format!("Transfer-Encoding:\tchunked\r\nContent-Length: {n}\r\n\r\n0\r\n\r\n{HIDDEN}"),
+    ];
+    for rest in &both {
+        let bytes =
+            format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{rest}");
+        assert_eq!(statuses(&gate, bytes.as_bytes()).await, [400], "{rest:?}");
+    }
+    assert!(up.calls().iter().all(|c| !c.path.contains("hidden")));
+    assert_eq!(up.truth().calls_begun, 0);
+}
+
+/// Refused early, with a body that nobody read and that looks like a request.
+#[tokio::test]
+async fn an_unread_body_is_never_a_request() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| c.keys = vec![key("ci", "sk-good")]);
+    for (path, header, status) in [
+        (CHAT, "", 401),
+        ("/nowhere", "Authorization: Bearer sk-good\r\n", 404),
+        ("/v1/../x", "Authorization: Bearer sk-good\r\n", 400),
+    ] {
+        let body = HIDDEN.repeat(2000);
+        let bytes = format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\n{header}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut client = gate.client().await;
+        // It may be cut off in the middle.
+        let _ = client.send(bytes).await;
+        assert_eq!(client.final_head().await.expect("head").status, status);
+        client.rest().await.expect("body");
+        assert!(client.head().await.is_err(), "{path}: a second answer");
+    }
+    assert_eq!(up.truth().calls_begun, 0);
+}
+
+/// Nothing in a request moves it to another server or out of its path.
+#[tokio::test]
+async fn a_client_does_not_choose_the_target() {
+    let up = upstream(Script::default()).await;
+    let other = upstream(Script::default()).await;
+    let evil = other.addr();
+    let gate = gateway(&up, |c| only(c).endpoints[0].base_path = "/base".to_owned());
+    let body = ask(json!({"api_base": format!("http://{evil}"), "base_url": format!("http://{evil}/v1"), "url": format!("http://{evil}")})).to_string();
+    let good = [
+        CHAT.to_owned(),
+        format!("http://{evil}{CHAT}"),
+        format!("http://user:pass@{evil}{CHAT}"),
+        format!("{CHAT}?target=http://{evil}"),
+    ];
+    for target in &good {
+        for host in ["x".to_owned(), evil.to_string()] {
+            let mut client = gate.client().await;
+            client
+                .request(
+                    "POST",
+                    target,
+                    &[
+                        ("host", &host),
+                        ("x-forwarded-host", &evil.to_string()),
+                        ("forwarded", "host=evil"),
+                    ],
+                    body.as_bytes(),
+                )
+                .await
+                .expect("sent");
+            assert_eq!(
+                client.final_head().await.expect("head").status,
+                200,
+                "{target}"
+            );
+        }
+    }
+    for call in up.calls() {
+        assert!(
+            call.path.starts_with("/base/v1/chat/completions"),
+            "{}",
+            call.path
+        );
+        assert_eq!(call.header("host"), Some(up.addr().to_string().as_str()));
+        assert_eq!(call.header("x-forwarded-host"), None);
+        assert_eq!(call.header("forwarded"), None);
+    }
+    let begun = up.truth().calls_begun;
+    let bad = [
+        "//evil/v1/x",
+        "/v1/../admin",
+        "/v1/%2e%2e/admin",
+        "/v1/..%2fadmin",
+        "/v1/a\\b",
+        "/v1/..;/x/../..",
+        "/v1/%00",
+        "@evil/v1",
+        "evil:80",
+        "*",
+        "/v1/a/./b",
+    ];
+    for target in bad {
+        for path in [target.to_owned(), format!("http://{evil}{target}")] {
+            let mut client = gate.client().await;
+            client
+                .request("POST", &path, &[], body.as_bytes())
+                .await
+                .expect("sent");
+            let status = client.final_head().await.expect("head").status;
+            assert!(matches!(status, 400 | 404 | 405), "{path}: {status}");
+        }
+    }
+    for model in ["a/../../b", "x?y=z", "m#f", "http://evil/", "\u{0}"] {
+        let mut client = gate.post(CHAT, &ask(json!({"model": model}))).await;
+        assert_eq!(
+            client.final_head().await.expect("head").status,
+            200,
+            "a name is a name"
+        );
+    }
+    assert_eq!(up.truth().calls_begun, begun + 5);
+    assert_eq!(other.truth().connections_accepted, 0);
+}
+
+const CLIENT: &str = "sk-marker-client-5f2a";
+const UPSTREAM: &str = "sk-marker-upstream-77c1";
+
+pub(crate) fn key(name: &str, key: &str) -> ClientKey {
+    use sha2::Digest as _;
+    ClientKey {
+        name: name.to_owned(),
+        sha256: sha2::Sha256::digest(key).into(),
+    }
+}
+
+fn with_keys(config: &mut Config) {
+    config.keys = vec![key("ci", CLIENT)];
+    only(config).api_key = Some(Secret::new(UPSTREAM));
+}
+
+/// In whatever goes wrong, neither key comes out: not in an answer, a log line, a metric or a debug text.
+#[tokio::test]
+async fn keys_are_never_shown() {
+    let up = upstream(Script::default()).await;
+    let nobody = upstream(Script::default()).await;
+    let nobody = {
+        let addr = nobody.addr();
+        nobody.stop();
+        addr
+    };
+    let mut shown = String::new();
+    for at in [up.addr(), nobody] {
+        let gate = gateway_at(at, with_keys);
+        let rigs = [
+            json!({}),
+            json!({"status": 401}),
+            json!({"status": 302, "headers": [["location", "http://evil/"]]}),
+            json!({"body": {"wire": []}, "end": "rst"}),
+            json!({"body": "html"}),
+            json!({"end": "rst", "end_at": 1}),
+            json!({"body": {"wire": [{"text": "garbage\r\n\r\n"}]}}),
+        ];
+        for path in [
+            CHAT,
+            MESSAGES,
+            RESPONSES,
+            "/v1/other",
+            "/nowhere",
+            "/v1/../x",
+        ] {
+            for rig in &rigs {
+                for (name, value) in [
+                    ("authorization", format!("Bearer {CLIENT}")),
+                    ("x-api-key", CLIENT.to_owned()),
+                    ("authorization", format!("Bearer {CLIENT}-wrong")),
+                    ("x-api-key", format!("{CLIENT}-wrong")),
+                ] {
+                    let target = format!("{path}?key={CLIENT}");
+                    let mut client = gate.client().await;
+                    client
+                        .request(
+                            "POST",
+                            &target,
+                            &[(name, &value)],
+                            stream(rig.clone()).to_string().as_bytes(),
+                        )
+                        .await
+                        .expect("sent");
+                    let head = client.final_head().await.expect("head");
+                    let (body, _) = client.rest().await.expect("body");
+                    shown.push_str(&format!("{head:?}{}", String::from_utf8_lossy(&body)));
+                }
+            }
+        }
+        shown.push_str(&gate.gateway.metrics.encode());
+        shown.push_str(&format!("{:?}", gate.gateway));
+        for line in gate.stop() {
+            shown.push_str(&line.to_string());
+        }
+    }
+    for marker in [CLIENT, UPSTREAM, "c2stbWFya2Vy", "marker%2D"] {
+        let at = shown.find(marker);
+        assert!(
+            at.is_none(),
+            "{marker}: {}",
+            at.map_or("", |at| &shown
+                [at.saturating_sub(200)..(at + 60).min(shown.len())])
+        );
+    }
+    for call in up.calls() {
+        for (name, value) in &call.headers {
+            assert!(!value.contains(CLIENT), "{name} went upstream");
+        }
+    }
+}
+
+async fn status_with(gate: &Gate, path: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+    let mut client = gate.client().await;
+    client
+        .request(
+            "POST",
+            path,
+            headers,
+            whole(json!({})).to_string().as_bytes(),
+        )
+        .await
+        .expect("sent");
+    let head = client.final_head().await.expect("head");
+    let (body, end) = client.rest().await.expect("body");
+    assert_eq!(end, BodyEnd::Clean);
+    (head.status, serde_json::from_slice(&body).expect("JSON"))
+}
+
+#[tokio::test]
+async fn client_keys_work_in_both_fields_on_every_dialect_and_stop_here() {
+    for style in [AuthStyle::Bearer, AuthStyle::XApiKey] {
+        let up = upstream(Script::default()).await;
+        let gate = gateway(&up, |c| {
+            with_keys(c);
+            only(c).auth = style;
+        });
+        let bearer = format!("Bearer {CLIENT}");
+        for path in [
+            CHAT,
+            MESSAGES,
+            RESPONSES,
+            "/v1/embeddings",
+            "/v1/completions",
+            "/v1/messages/count_tokens",
+        ] {
+            for headers in [
+                vec![("authorization", bearer.as_str())],
+                vec![("x-api-key", CLIENT)],
+                vec![
+                    ("authorization", "Bearer sdk-default"),
+                    ("x-api-key", CLIENT),
+                ],
+            ] {
+                let (status, body) = status_with(&gate, path, &headers).await;
+                assert_eq!(status, 200, "{path} {headers:?}: {body}");
+                let call = up.calls().pop().expect("a call");
+                let sent = (call.header("authorization"), call.header("x-api-key"));
+                let replaced = format!("Bearer {UPSTREAM}");
+                match style {
+                    AuthStyle::Bearer => assert_eq!(sent, (Some(replaced.as_str()), None)),
+                    AuthStyle::XApiKey => assert_eq!(sent, (None, Some(UPSTREAM))),
+                }
+            }
+            for headers in [
+                vec![],
+                vec![("authorization", "Bearer no")],
+                vec![("x-api-key", "no")],
+                vec![("authorization", "Basic c2s6")],
+                vec![("x-api-key", UPSTREAM)],
+            ] {
+                let (status, body) = status_with(&gate, path, &headers).await;
+                assert_eq!(status, 401, "{path} {headers:?}");
+                assert_eq!(body["error"]["type"], "authentication_error");
+                assert_eq!(
+                    body["type"] == "error",
+                    path.starts_with(MESSAGES),
+                    "{body}"
+                );
+            }
+        }
+        assert_eq!(up.truth().calls_begun, 18);
+        for line in gate.logged(18).await {
+            assert_eq!(line["principal"], "ci");
+        }
+    }
+}
+
+/// With client keys but no upstream key, the client's credentials still end here. Without any keys the gateway has no part in them.
+#[tokio::test]
+async fn client_credentials_pass_only_where_the_gateway_has_no_part_in_them() {
+    let up = upstream(Script::default()).await;
+    let bearer = format!("Bearer {CLIENT}");
+    let fields = [
+        ("authorization", bearer.as_str()),
+        ("x-api-key", CLIENT),
+        ("api-key", CLIENT),
+        ("cookie", "c=1"),
+    ];
+    let gate = gateway(&up, |c| c.keys = vec![key("ci", CLIENT)]);
+    assert_eq!(status_with(&gate, CHAT, &fields).await.0, 200);
+    let gate = gateway(&up, |c| only(c).api_key = Some(Secret::new(UPSTREAM)));
+    assert_eq!(status_with(&gate, CHAT, &fields).await.0, 200);
+    let gate = gateway(&up, |_| {});
+    assert_eq!(status_with(&gate, CHAT, &fields).await.0, 200);
+    let calls = up.calls();
+    let sent = |i: usize, name| calls[i].header(name);
+    for name in ["authorization", "x-api-key", "api-key"] {
+        assert_eq!(sent(0, name), None, "{name}");
+        assert_ne!(sent(1, name), Some(CLIENT), "{name}");
+        assert!(sent(2, name).is_some_and(|v| v.ends_with(CLIENT)), "{name}");
+    }
+    assert!((0..3).all(|i| sent(i, "cookie").is_none()));
+}
+
+/// The credentials of a request do not follow a redirect, because the gateway does not follow one.
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let up = upstream(Script::default()).await;
+    let other = upstream(Script::default()).await;
+    let gate = gateway(&up, with_keys);
+    for status in [301, 302, 303, 307, 308] {
+        let location = format!("http://{}/v1/chat/completions", other.addr());
+        let rig = json!({"status": status, "headers": [["location", location]]});
+        let mut client = gate.client().await;
+        client
+            .request(
+                "POST",
+                CHAT,
+                &[("x-api-key", CLIENT)],
+                stream(rig).to_string().as_bytes(),
+            )
+            .await
+            .expect("sent");
+        let head = client.final_head().await.expect("head");
+        assert_eq!(head.status, 502, "{status}");
+        assert_eq!(head.header("location"), None);
+    }
+    assert_eq!(other.truth().connections_accepted, 0);
+}
+
+/// The operator's pages are on the operator's port only, and nothing else is there.
+#[tokio::test]
+async fn the_admin_port_and_the_data_port_share_nothing() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| c.admin.listen = Some(crate::support::LOCALHOST));
+    let admin = gate.gateway.admin_addr().expect("on");
+    for path in ["/metrics", "/healthz", "/readyz", "/"] {
+        let mut client = gate.client().await;
+        client.request("GET", path, &[], b"").await.expect("sent");
+        assert_eq!(
+            client.final_head().await.expect("head").status,
+            404,
+            "{path}"
+        );
+    }
+    for path in [CHAT, "/v1/models"] {
+        let mut client = RawClient::connect(admin).await.expect("accepted");
+        client
+            .request("POST", path, &[], b"{}")
+            .await
+            .expect("sent");
+        let status = client.final_head().await.expect("head").status;
+        assert!(matches!(status, 404 | 405), "{path}: {status}");
+        assert_ne!(client.closed(SOON).await, Closed::Rst);
+    }
+    assert_eq!(up.truth().calls_begun, 0);
+}
