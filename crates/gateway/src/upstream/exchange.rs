@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -176,6 +177,7 @@ fn poll_conn(conn: &mut Conn, ended: &mut bool, cx: &mut Context<'_>) {
 #[derive(Clone)]
 pub struct Http2 {
     pub(super) sender: http2::SendRequest<RequestBody>,
+    streams_max: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for Http2 {
@@ -192,8 +194,10 @@ impl Http2 {
         spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>),
     ) -> Result<Self, hyper::Error> {
         let window = u32::try_from(buffer_bytes.max(65_535)).unwrap_or(u32::MAX >> 1);
-        let (sender, conn) = http2::Builder::new(TokioExecutor::new())
+        let (sender, mut conn) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
+            // Until the server has said how many it allows.
+            .initial_max_send_streams(1)
             .initial_stream_window_size(window)
             // One stream whose reader stopped must not use up the others' credit.
             .initial_connection_window_size(window.saturating_mul(64).min(u32::MAX >> 1))
@@ -203,12 +207,27 @@ impl Http2 {
             .keep_alive_while_idle(false)
             .handshake(io)
             .await?;
+        let streams_max = Arc::new(AtomicUsize::new(1));
+        let told = Arc::clone(&streams_max);
         spawn(Box::pin(async move {
-            if let Err(error) = conn.await {
+            let end = poll_fn(|cx| {
+                let polled = Pin::new(&mut conn).poll(cx);
+                told.store(conn.current_max_send_streams(), Ordering::Relaxed);
+                polled
+            });
+            if let Err(error) = end.await {
                 tracing::debug!(%error, "http/2 upstream connection ended");
             }
         }));
-        Ok(Self { sender })
+        Ok(Self {
+            sender,
+            streams_max,
+        })
+    }
+
+    /// How many streams the server allows at once; more would wait inside the connection, unseen.
+    pub(super) fn streams_max(&self) -> usize {
+        self.streams_max.load(Ordering::Relaxed)
     }
 
     pub async fn send(
@@ -226,10 +245,16 @@ impl Http2 {
             .try_send_request(request)
             .await
             .map_err(|mut failed| SendError {
-                unsent: failed.take_message().is_some(),
+                unsent: failed.take_message().is_some() || was_refused(failed.error()),
                 error: failed.into_error(),
             })
     }
+}
+
+/// The server says of the stream that it did nothing with it (RFC 9113 §8.7).
+fn was_refused(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|e| e.downcast_ref::<h2::Error>());
+    source.is_some_and(|e| e.is_remote() && e.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
 /// What an exchange holds of its connection.

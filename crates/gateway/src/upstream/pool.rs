@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::EndpointState;
 use super::exchange::{Http1, Http2};
 
-/// Streams on one HTTP/2 connection before another is opened. Servers commonly allow 100–250.
+/// Streams on one HTTP/2 connection before another is opened, if the server allows as many.
 const STREAMS_PER_CONNECTION: usize = 100;
 
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ impl Pool {
         let open = shelf
             .shared
             .iter_mut()
-            .find(|s| s.streams.load(Ordering::Relaxed) < STREAMS_PER_CONNECTION)?;
+            .find(|s| s.streams.load(Ordering::Relaxed) < s.streams_max())?;
         open.idle_since = None;
         Some(Checkout::Http2(StreamPlace::new(
             open.conn.clone(),
@@ -175,6 +175,10 @@ impl Pool {
 }
 
 impl Shared {
+    fn streams_max(&self) -> usize {
+        self.conn.streams_max().min(STREAMS_PER_CONNECTION)
+    }
+
     fn keep(&mut self, now: Instant) -> bool {
         if self.streams.load(Ordering::Relaxed) > 0 {
             self.idle_since = None;
