@@ -15,6 +15,7 @@ fn endless() -> Value {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
 async fn a_drain_lets_the_short_finish_and_tells_the_endless() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {

@@ -438,6 +438,7 @@ fn named(name: &str, up: &FakeUpstream, models: &[&str]) -> Upstream {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
 async fn models_are_routed_renamed_listed_and_refused() {
     let (one, two) = (
         upstream(Script::default()).await,

@@ -104,6 +104,7 @@ async fn an_unread_body_is_never_a_request() {
 
 /// Nothing in a request moves it to another server or out of its path.
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
 async fn a_client_does_not_choose_the_target() {
     let up = upstream(Script::default()).await;
     let other = upstream(Script::default()).await;
@@ -204,6 +205,7 @@ fn with_keys(config: &mut Config) {
 
 /// In whatever goes wrong, neither key comes out: not in an answer, a log line, a metric or a debug text.
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
 async fn keys_are_never_shown() {
     let up = upstream(Script::default()).await;
     let nobody = upstream(Script::default()).await;
