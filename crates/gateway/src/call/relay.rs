@@ -187,7 +187,8 @@ impl Relay {
             let now = Instant::now();
             self.clock.polled(now);
             self.reader.asked();
-            if self.is_overdue(now) {
+            if let Some(tier) = self.overdue(now) {
+                self.give_up(tier);
                 continue;
             }
             if let Some(bytes) = self.next_ready(now) {
@@ -204,27 +205,19 @@ impl Relay {
     }
 
     /// What ends an answer even if the upstream always has more, so that it is never waited for.
-    fn is_overdue(&mut self, now: Instant) -> bool {
-        if self.cut.is_raised() {
-            self.drained();
-            true
-        } else if self.clock.total.is_some_and(|total| total <= now) {
-            self.timed_out(Tier::Total);
-            true
-        } else {
-            false
+    fn overdue(&self, now: Instant) -> Option<Tier> {
+        let total = || self.clock.total.is_some_and(|total| total <= now);
+        let drain = self.cut.is_raised().then_some(Tier::Drain);
+        drain.or_else(|| total().then_some(Tier::Total))
+    }
+
+    fn give_up(&mut self, tier: Tier) {
+        let mut outcome = Outcome::Drained;
+        if tier != Tier::Drain {
+            outcome = Outcome::TimedOut;
+            self.record_mut(|r| r.timed_out(tier));
         }
-    }
-
-    fn drained(&mut self) {
-        let (name, message) = (Tier::Drain.name(), Tier::Drain.message());
-        self.fail(Outcome::Drained, name, message, WorkEnd::Cancelled);
-    }
-
-    fn timed_out(&mut self, tier: Tier) {
-        self.record_mut(|r| r.timed_out(tier));
-        let (name, message) = (tier.name(), tier.message());
-        self.fail(Outcome::TimedOut, name, message, WorkEnd::Cancelled);
+        self.fail(outcome, tier.name(), tier.message(), WorkEnd::Cancelled);
     }
 
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
@@ -267,9 +260,10 @@ impl Relay {
             return self.next_ready(now); // the client did not ask for this event; there may be more behind it
         }
         self.record_mut(|r| r.sent_downstream(bytes.len()));
-        if facts.events == 0 && self.is_idle(now) {
+        let idle = self.clock.event + self.upstream.settings.timeouts.idle;
+        if facts.events == 0 && self.clock.seen_event && idle <= now {
             // Comments and pings without a pause: here there is no wait that could run out.
-            self.timed_out(Tier::Idle);
+            self.give_up(Tier::Idle);
         }
         if let Some(error) = &facts.error {
             self.record_mut(|r| r.outcome(Outcome::UpstreamError, Some("error_event")));
@@ -291,10 +285,6 @@ impl Relay {
             None => return Some(bytes),
         }
         Some(whole_line_end(bytes))
-    }
-
-    fn is_idle(&self, now: Instant) -> bool {
-        self.clock.seen_event && self.clock.event + self.upstream.settings.timeouts.idle <= now
     }
 
     fn see(&mut self, facts: &Facts, now: Instant) {
@@ -397,7 +387,7 @@ impl Relay {
     fn poll_time(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
         self.clock.waiting_since.get_or_insert(now);
         if self.cut.poll_raised(cx) {
-            self.drained();
+            self.give_up(Tier::Drain);
             return Poll::Ready(Step::Again);
         }
         loop {
@@ -406,7 +396,7 @@ impl Relay {
                 match wake {
                     Wake::Heartbeat => return Poll::Ready(Step::Hand(HEARTBEAT)),
                     Wake::Tier(tier) => {
-                        self.timed_out(tier);
+                        self.give_up(tier);
                         return Poll::Ready(Step::Again);
                     }
                 }
