@@ -40,6 +40,7 @@ pub mod outcome;
 pub mod relay;
 pub mod retry;
 pub mod settle;
+pub mod source;
 pub mod upload;
 
 pub use answer::Answer;

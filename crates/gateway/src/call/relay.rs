@@ -4,15 +4,12 @@
 //! upstream and nothing else; a client that leaves drops the relay, and the drop hands what is left to [`aftermath`]. Bytes pass unchanged, cut
 //! only at event boundaries, so that a comment or an error can be put between two events.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
 
 use bytes::Bytes;
 use http_body::Frame;
-use tidegate_wire::{
-    Dialect, ErrorText, Facts, Piece, StreamScanner, Terminal, answer_facts, error_event,
-};
+use tidegate_wire::{Dialect, ErrorText, Facts, Piece, Terminal, answer_facts, error_event};
 use tokio::time::Instant;
 
 use super::aftermath::{self, Running};
@@ -23,6 +20,7 @@ use super::deadline::Tier;
 use super::downstream::{Downstream, Reader};
 use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
 use super::settle::Record;
+use super::source::Source;
 use crate::signal::Watch;
 use crate::upstream::Upstream;
 
@@ -30,46 +28,6 @@ use crate::upstream::Upstream;
 const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 /// Up to this much of a plain answer is kept to read usage from.
 const OBSERVED_BYTES: usize = 1024 * 1024;
-
-/// How the bytes are understood.
-#[derive(Debug)]
-pub enum Source {
-    Events {
-        scanner: Box<StreamScanner>,
-        first: Option<Piece>,
-        strip_usage: bool,
-        finished: bool,
-    },
-    Plain {
-        ready: VecDeque<Bytes>,
-        observed: Vec<Bytes>,
-        observed_bytes: usize,
-        length: Option<u64>,
-    },
-}
-
-impl Source {
-    pub fn events(scanner: StreamScanner, first: Option<Piece>, strip_usage: bool) -> Self {
-        Self::Events {
-            scanner: Box::new(scanner),
-            first,
-            strip_usage,
-            finished: false,
-        }
-    }
-
-    /// `rest`: how many bytes the server still announces.
-    pub fn plain(gathered: Vec<Bytes>, rest: Option<u64>) -> Self {
-        let gathered_bytes: usize = gathered.iter().map(Bytes::len).sum();
-        let length = rest.map(|rest| rest + gathered_bytes as u64);
-        Self::Plain {
-            ready: gathered.into(),
-            observed: Vec::new(),
-            observed_bytes: 0,
-            length,
-        }
-    }
-}
 
 /// A relay that lacks only its record.
 #[derive(Debug)]
