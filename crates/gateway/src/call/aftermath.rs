@@ -10,6 +10,7 @@ use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::{Worker, deadline::Tier};
 use crate::admission::Held;
+use crate::signal::Signal;
 use crate::upstream::Upstream;
 use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::UpstreamBody;
@@ -27,6 +28,7 @@ pub struct Running {
     worker: Arc<Worker>,
     upstream: Arc<Upstream>,
     background: bool,
+    cut: Signal,
     /// The status was not a success: a broken body is still worth its beginning.
     pub is_error: bool,
 }
@@ -47,6 +49,7 @@ impl Running {
             worker: Arc::clone(commit.worker),
             upstream: Arc::clone(commit.upstream),
             background: commit.background,
+            cut: commit.patience.cut().clone(),
             is_error: false,
         }
     }
@@ -220,13 +223,19 @@ async fn read_on(running: Running, record: &mut Record) {
         mut body,
         held,
         upstream,
+        cut,
         ..
     } = running;
     let Held { slot, waiter, .. } = held;
     drop(waiter);
     let silence = upstream.settings.timeouts.silence;
     let (ended, why) = loop {
-        match tokio::time::timeout(silence, body.frame()).await {
+        let frame = tokio::select! {
+            biased;
+            () = cut.raised() => break (Ended::Cancelled, WorkEnd::Cancelled),
+            frame = tokio::time::timeout(silence, body.frame()) => frame,
+        };
+        match frame {
             Ok(Some(Ok(_))) => {}
             Ok(None) => break (Ended::Ok, WorkEnd::Complete),
             Ok(Some(Err(_))) | Err(_) => break (Ended::Error, WorkEnd::Failed),

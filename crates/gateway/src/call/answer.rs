@@ -86,6 +86,7 @@ pub(super) async fn begin(
     } = exchange;
     record.head();
     let mut running = Running::new(body, held, in_flight, keep_idle, &commit);
+    running.is_error = !head.status.is_success();
     let begun = if is_framed_twice(&head.headers) {
         Err(Rejection::UnexpectedContent {
             what: "an answer whose length can be read in two ways",

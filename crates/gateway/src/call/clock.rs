@@ -1,6 +1,7 @@
 //! What the relay's tiers are measured from.
 
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
@@ -22,6 +23,7 @@ pub(super) struct Clock {
     pub(super) handed: Option<Instant>,
     pub(super) total: Option<Instant>,
     pub(super) sleep: Option<Pin<Box<Sleep>>>,
+    resting: bool,
 }
 
 impl Clock {
@@ -34,6 +36,18 @@ impl Clock {
             handed: None,
             total,
             sleep: None,
+            resting: false,
+        }
+    }
+
+    /// Ready after a rest of `time`, counted from the first poll. Only for a relay that waits for nothing else any more.
+    pub(super) fn poll_rest(&mut self, cx: &mut Context<'_>, time: Duration) -> Poll<()> {
+        if !std::mem::replace(&mut self.resting, true) {
+            self.sleep = Some(Box::pin(tokio::time::sleep(time)));
+        }
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().poll(cx),
+            None => Poll::Ready(()),
         }
     }
 

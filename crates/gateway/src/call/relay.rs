@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
@@ -26,6 +27,9 @@ use crate::upstream::Upstream;
 
 /// What a heartbeat looks like: a comment, which every client skips (measured; nothing else is safe in all of them).
 const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
+/// HTTP/2: the reset follows the last event by this much. Clients drop what they have not handed on when the reset is already there
+/// (seen with curl).
+const RESET_AFTER: Duration = Duration::from_millis(20);
 /// Up to this much of a plain answer is kept to read usage from.
 const OBSERVED_BYTES: usize = 1024 * 1024;
 
@@ -137,6 +141,9 @@ impl Relay {
                         self.downstream.on_flush(cx.waker());
                         return Poll::Pending;
                     }
+                    if self.downstream.http2 {
+                        ready!(self.clock.poll_rest(cx, RESET_AFTER));
+                    }
                     self.state = State::Done;
                     return Poll::Ready(Some(Err(Broken)));
                 }
@@ -223,24 +230,22 @@ impl Relay {
             // Comments and pings without a pause: here there is no wait that could run out.
             self.give_up(Tier::Idle);
         }
-        if let Some(error) = &facts.error {
-            self.record_mut(|r| r.outcome(Outcome::UpstreamError, Some("error_event")));
-            if error.native {
-                self.told = true;
-            } else {
-                // Clients would take it for silence: say it again in a shape that they know, then break off.
+        match (facts.terminal, &facts.error) {
+            (Some(Terminal::Done), _) => self.complete(Outcome::Ok, None),
+            (Some(Terminal::Failed), _) => self.complete(Outcome::UpstreamError, Some("failed")),
+            (None, Some(error)) => {
+                // Nothing that follows an error can be trusted, an end marker least of all. If clients would take it for silence,
+                // it is said again in a shape that they know.
+                self.told = error.native;
+                let message = error.message.clone();
                 self.fail(
                     Outcome::UpstreamError,
                     "error_event",
-                    &error.message.clone(),
+                    &message,
                     WorkEnd::Failed,
                 );
             }
-        }
-        match facts.terminal {
-            Some(Terminal::Done) => self.complete(Outcome::Ok, None),
-            Some(Terminal::Failed) => self.complete(Outcome::UpstreamError, Some("failed")),
-            None => return Some(bytes),
+            (None, None) => return Some(bytes),
         }
         Some(whole_line_end(bytes))
     }
@@ -456,7 +461,7 @@ impl Relay {
             }
             _ => Bytes::new(),
         };
-        if event.is_empty() {
+        if event.is_empty() && !self.told {
             self.downstream.break_off();
         }
         self.state = State::Telling(event);

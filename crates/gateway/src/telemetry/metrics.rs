@@ -403,8 +403,48 @@ impl fmt::Debug for Limiters {
 
 type Rows = Vec<(Arc<str>, Snapshot)>;
 
+type Gauges = (&'static str, &'static str, fn(&Snapshot) -> usize);
+type Seconds64 = (&'static str, &'static str, fn(&Snapshot) -> f64);
+type Counters = (&'static str, &'static str, fn(&Snapshot) -> u64);
+
+#[rustfmt::skip] // one line per family
+const LIMITER_GAUGES: [Gauges; 8] = [
+    ("limit", "Slots for calls somebody waits for", |s| s.limit),
+    ("hard_limit", "Slots for all work, abandoned and lingering included", |s| s.hard_limit),
+    ("queue_limit", "Places in the queue", |s| s.queue_limit),
+    ("queued", "Calls waiting for a slot", |s| s.queued),
+    ("running", "Calls whose upstream work runs; attended + abandoned", |s| s.running),
+    ("attended", "Running calls whose client still waits", |s| s.attended),
+    ("abandoned", "Running calls whose client has gone", |s| s.abandoned),
+    ("lingering", "Slots kept after the exchange ended, because the server may run on", |s| s.lingering),
+];
+
+#[rustfmt::skip]
+const LIMITER_AGES: [Seconds64; 3] = [
+    ("oldest_queued_seconds", "Age of the longest wait for a slot", |s| age(s.oldest_queued)),
+    ("oldest_running_seconds", "Age of the longest running call", |s| age(s.oldest_running)),
+    ("oldest_abandoned_seconds", "Time since the longest abandoned call lost its client", |s| age(s.oldest_abandoned)),
+];
+
+#[rustfmt::skip]
+const LIMITER_COUNTERS: [Counters; 7] = [
+    ("offered", "Calls that asked for a slot", |s| s.offered),
+    ("admitted", "Calls that got a slot or a place in the queue", |s| s.admitted),
+    ("rejected", "Calls that were turned away at once", |s| s.rejected.total()),
+    ("started", "Calls that got a slot", |s| s.started),
+    ("left_queue", "Calls that left the queue without a slot", |s| s.left.total()),
+    ("ended", "Calls whose slot was given back", |s| s.ended.sum().total()),
+    ("abandoned_calls", "Running calls whose client went away", |s| s.abandoned_total),
+];
+
+#[rustfmt::skip]
+const LIMITER_TIMES: [Seconds64; 3] = [
+    ("queued_seconds", "Time spent in the queue by all calls", |s| s.queued_time.as_secs_f64()),
+    ("running_seconds", "Time slots were held", |s| s.running_time.as_secs_f64()),
+    ("abandoned_seconds", "Time slots were held for nobody", |s| s.abandoned_time.as_secs_f64()),
+];
+
 impl Collector for Limiters {
-    #[expect(clippy::too_many_lines, reason = "one line per family, nothing else")]
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let rows: Rows = self
             .lock()
@@ -412,172 +452,25 @@ impl Collector for Limiters {
             .map(|(name, limiter)| (Arc::clone(name), limiter.snapshot()))
             .collect();
         let e = &mut encoder;
-        gauge(
-            e,
-            &rows,
-            "limit",
-            "Slots for calls somebody waits for",
-            |s| s.limit,
-        )?;
-        gauge(
-            e,
-            &rows,
-            "hard_limit",
-            "Slots for all work, abandoned and lingering included",
-            |s| s.hard_limit,
-        )?;
-        gauge(e, &rows, "queue_limit", "Places in the queue", |s| {
-            s.queue_limit
-        })?;
-        gauge(e, &rows, "queued", "Calls waiting for a slot", |s| s.queued)?;
-        gauge(
-            e,
-            &rows,
-            "running",
-            "Calls whose upstream work runs; attended + abandoned",
-            |s| s.running,
-        )?;
-        gauge(
-            e,
-            &rows,
-            "attended",
-            "Running calls whose client still waits",
-            |s| s.attended,
-        )?;
-        gauge(
-            e,
-            &rows,
-            "abandoned",
-            "Running calls whose client has gone",
-            |s| s.abandoned,
-        )?;
-        gauge(
-            e,
-            &rows,
-            "lingering",
-            "Slots kept after the exchange ended, because the server may run on",
-            |s| s.lingering,
-        )?;
-        gauge_f(
-            e,
-            &rows,
-            "oldest_queued_seconds",
-            "Age of the longest wait for a slot",
-            |s| age(s.oldest_queued),
-        )?;
-        gauge_f(
-            e,
-            &rows,
-            "oldest_running_seconds",
-            "Age of the longest running call",
-            |s| age(s.oldest_running),
-        )?;
-        gauge_f(
-            e,
-            &rows,
-            "oldest_abandoned_seconds",
-            "Time since the longest abandoned call lost its client",
-            |s| age(s.oldest_abandoned),
-        )?;
-        counter(e, &rows, "offered", "Calls that asked for a slot", |s| {
-            s.offered
-        })?;
-        counter(
-            e,
-            &rows,
-            "admitted",
-            "Calls that got a slot or a place in the queue",
-            |s| s.admitted,
-        )?;
-        counter(
-            e,
-            &rows,
-            "rejected",
-            "Calls that were turned away at once",
-            |s| s.rejected.total(),
-        )?;
-        counter(e, &rows, "started", "Calls that got a slot", |s| s.started)?;
-        counter(
-            e,
-            &rows,
-            "left_queue",
-            "Calls that left the queue without a slot",
-            |s| s.left.total(),
-        )?;
-        counter(e, &rows, "ended", "Calls whose slot was given back", |s| {
-            s.ended.sum().total()
-        })?;
-        counter(
-            e,
-            &rows,
-            "abandoned_calls",
-            "Running calls whose client went away",
-            |s| s.abandoned_total,
-        )?;
-        counter_f(
-            e,
-            &rows,
-            "queued_seconds",
-            "Time spent in the queue by all calls",
-            |s| s.queued_time.as_secs_f64(),
-        )?;
-        counter_f(e, &rows, "running_seconds", "Time slots were held", |s| {
-            s.running_time.as_secs_f64()
-        })?;
-        counter_f(
-            e,
-            &rows,
-            "abandoned_seconds",
-            "Time slots were held for nobody",
-            |s| s.abandoned_time.as_secs_f64(),
-        )
+        for (name, help, value) in LIMITER_GAUGES {
+            let whole = |s: &Snapshot| i64::try_from(value(s)).unwrap_or(i64::MAX);
+            family(e, &rows, name, help, |s| ConstGauge::new(whole(s)))?;
+        }
+        for (name, help, value) in LIMITER_AGES {
+            family(e, &rows, name, help, |s| ConstGauge::new(value(s)))?;
+        }
+        for (name, help, value) in LIMITER_COUNTERS {
+            family(e, &rows, name, help, |s| ConstCounter::new(value(s)))?;
+        }
+        for (name, help, value) in LIMITER_TIMES {
+            family(e, &rows, name, help, |s| ConstCounter::new(value(s)))?;
+        }
+        Ok(())
     }
 }
 
 fn age(age: Option<std::time::Duration>) -> f64 {
     age.unwrap_or_default().as_secs_f64()
-}
-
-fn gauge(
-    e: &mut DescriptorEncoder<'_>,
-    rows: &Rows,
-    name: &str,
-    help: &str,
-    value: impl Fn(&Snapshot) -> usize,
-) -> fmt::Result {
-    family(e, rows, name, help, |s| {
-        ConstGauge::new(i64::try_from(value(s)).unwrap_or(i64::MAX))
-    })
-}
-
-fn gauge_f(
-    e: &mut DescriptorEncoder<'_>,
-    rows: &Rows,
-    name: &str,
-    help: &str,
-    value: impl Fn(&Snapshot) -> f64,
-) -> fmt::Result {
-    family(e, rows, name, help, |s| ConstGauge::new(value(s)))
-}
-
-fn counter(
-    e: &mut DescriptorEncoder<'_>,
-    rows: &Rows,
-    name: &str,
-    help: &str,
-    value: impl Fn(&Snapshot) -> u64,
-) -> fmt::Result {
-    family(e, rows, name, help, |s| ConstCounter::new(value(s)))
-}
-
-fn counter_f(
-    e: &mut DescriptorEncoder<'_>,
-    rows: &Rows,
-    name: &str,
-    help: &str,
-    value: impl Fn(&Snapshot) -> f64,
-) -> fmt::Result {
-    family(e, rows, name, help, |s| ConstCounter::new(value(s)))
 }
 
 fn family<M>(

@@ -194,6 +194,8 @@ async fn an_error_event_of_the_upstream_goes_on_once_and_nothing_is_added() {
         for after in [
             json!({"end_at": 10}),
             json!({"end_at": 10, "end": "fin"}),
+            // It tells, goes on as if nothing had happened, and says that it is done.
+            json!({}),
             // It tells and then stays.
             json!({"stall": {"at": {"event": 10}}}),
         ] {

@@ -113,7 +113,7 @@ pub enum Body {
     Empty,
     /// One `data:` line that never ends.
     EndlessLine,
-    /// These bytes, framed as [`Script::framing`] says.
+    /// These bytes, framed as [`framing`](super::Script::framing) says.
     Pieces(Vec<Piece>),
     /// These bytes are the whole answer, head and framing included.
     Wire(Vec<Piece>),
