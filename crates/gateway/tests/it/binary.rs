@@ -30,7 +30,7 @@ fn folder() -> PathBuf {
 }
 
 /// The running program and what it has printed.
-struct Program {
+pub(crate) struct Program {
     child: Child,
     folder: PathBuf,
 }
@@ -51,7 +51,7 @@ impl Program {
     }
 
     /// `serve` with this file.
-    fn configured(text: &str) -> Self {
+    pub(crate) fn configured(text: &str) -> Self {
         let folder = folder();
         std::fs::write(folder.join("tidegate.toml"), text).expect("written");
         let mut command = Command::new(PROGRAM);
@@ -76,7 +76,7 @@ impl Program {
     }
 
     /// The address after `name=` in the line that says that it is ready.
-    async fn address(&self, name: &str) -> SocketAddr {
+    pub(crate) async fn address(&self, name: &str) -> SocketAddr {
         let find = || -> Option<SocketAddr> {
             let text = self.err();
             let (_, rest) = text.split_once(name)?;
@@ -88,6 +88,14 @@ impl Program {
 
     async fn says(&self, what: &str) {
         eventually(what, || self.err().contains(what)).await;
+    }
+
+    /// Memory that it has now, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let path = format!("/proc/{}/statm", self.child.id());
+        let statm = std::fs::read_to_string(path).expect("it runs");
+        let pages = statm.split(' ').nth(1).expect("resident");
+        4096 * pages.parse::<usize>().expect("a number")
     }
 
     fn signal(&self, name: &str) {
@@ -122,7 +130,7 @@ impl Drop for Program {
     }
 }
 
-fn file(up: &FakeUpstream, rest: &str) -> String {
+pub(crate) fn file(up: &FakeUpstream, rest: &str) -> String {
     format!(
         "[server]\nlisten = \"127.0.0.1:0\"\ndrain = \"400ms\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[[upstreams]]\nurl = \"http://{}\"\n{rest}\n",
         up.addr()

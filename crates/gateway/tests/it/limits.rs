@@ -265,13 +265,12 @@ async fn stalled(gate: &Gate, n: usize) -> Vec<RawClient> {
 
 /// They stop reading and keep their sockets: each is cut at the limit, its upstream with it, though they never close.
 #[tokio::test]
-async fn readers_that_stop_are_cut_and_cost_little() {
+async fn readers_that_stop_are_cut() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).timeouts.write = Duration::from_millis(800);
         only(c).slots = slots(100);
     });
-    let before = resident_bytes();
     let clients = stalled(&gate, 30).await;
     up.wait_for(|t| t.running == 0, SOON)
         .await
@@ -281,8 +280,6 @@ async fn readers_that_stop_are_cut_and_cost_little() {
         written < 30 * 8 * 1024 * 1024,
         "the upstream was held back: {written}"
     );
-    let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < 64 * 1024 * 1024, "{grown} bytes");
     gate.settled_with(&up, 0).await;
     for line in gate.logged(30).await {
         assert_eq!(
@@ -293,17 +290,6 @@ async fn readers_that_stop_are_cut_and_cost_little() {
     assert_eq!(gate.metric("timeouts_total", &[("tier", "write")]), 30.0);
     ended(&gate, "write", 30).await;
     drop(clients);
-}
-
-fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
-    let pages: usize = statm
-        .split(' ')
-        .nth(1)
-        .expect("resident")
-        .parse()
-        .expect("a number");
-    pages * 4096
 }
 
 #[tokio::test]
@@ -365,35 +351,6 @@ async fn total_holds_for_a_slow_reader_of_a_fast_upstream() {
     let (events, end) = client.all_events().await.expect("events");
     assert!(!end.looks_whole());
     assert!(events.last().expect("an error").data.contains("\"total\""));
-    gate.settled_with(&up, 0).await;
-}
-
-/// Half of one event, as large as they come, to readers that hardly read: memory is bounded in bytes, not in events.
-#[tokio::test]
-async fn large_events_to_slow_readers_take_bounded_memory() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
-    let before = resident_bytes();
-    let body = stream(json!({"end": "never", "event_bytes": 3 * 1024 * 1024})).to_string();
-    let mut clients = Vec::new();
-    for _ in 0..20 {
-        let mut client = RawClient::connect_slow(gate.addr(), 4096)
-            .await
-            .expect("accepted");
-        client.post(CHAT, &body).await.expect("sent");
-        clients.push(client);
-    }
-    for client in &mut clients {
-        client.final_head().await.expect("head");
-        client.body_bytes(10_000).await.expect("a little");
-    }
-    let grown = resident_bytes().saturating_sub(before);
-    // The upstream is in this process too: its own event is 3 MiB for each stream, twice with its frame.
-    assert!(
-        grown < 20 * (2 * 3 * 1024 * 1024 + 1024 * 1024),
-        "{grown} bytes"
-    );
-    drop(clients);
     gate.settled_with(&up, 0).await;
 }
 

@@ -18,6 +18,7 @@ mod leave;
 mod lifecycle;
 mod limits;
 mod malformed;
+mod memory;
 mod pool;
 mod refusals;
 mod reload;

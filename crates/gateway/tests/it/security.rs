@@ -436,3 +436,33 @@ async fn the_admin_port_and_the_data_port_share_nothing() {
     }
     assert_eq!(up.truth().calls_begun, 0);
 }
+
+/// Two framings at once: the chunks count (RFC 9112 §6.3), one length goes upstream, and nothing after them is read.
+#[tokio::test]
+async fn a_request_with_two_framings_is_one_request_and_the_last() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.server.half_close = tidegate::config::HalfClose::Serve;
+    });
+    let body = whole(json!({})).to_string();
+    let chunks = format!("{:x}\r\n{body}\r\n0\r\n\r\n{HIDDEN}", body.len());
+    for framing in [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+    ] {
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+        );
+        let seen = statuses(&gate, format!("{head}{chunks}").as_bytes()).await;
+        assert!(matches!(seen[..], [200] | [400]), "{framing}: {seen:?}");
+    }
+    for call in up.calls() {
+        assert_eq!(call.path, CHAT);
+        assert_eq!(call.body_len as usize, body.len());
+        let framings = (
+            call.header("content-length"),
+            call.header("transfer-encoding"),
+        );
+        assert_eq!(framings, (Some(body.len().to_string().as_str()), None));
+    }
+}
