@@ -192,7 +192,7 @@ fn median(values: &mut [f64]) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 mod tests {
     use super::*;
     use crate::Limits;

@@ -12,9 +12,8 @@ use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
 use crate::call::{Slot, Started, Waiter};
@@ -23,6 +22,7 @@ use crate::limiter::Limiter;
 use crate::limits::Ask;
 use crate::place::Place;
 use crate::snapshot::Ended;
+use crate::sync::pool::{Arc, Builder, Condvar, Mutex, MutexGuard, wait_for};
 
 /// How long an idle thread is kept.
 const KEEP: Duration = Duration::from_secs(10);
@@ -166,6 +166,16 @@ impl Threads {
     pub fn threads(&self) -> usize {
         self.pool.lock().threads
     }
+
+    /// Lets the time of every idle thread run out: a schedule is over when no thread is left.
+    #[cfg(shuttle)]
+    #[doc(hidden)]
+    pub fn end_idle(&self) {
+        while self.threads() > 0 {
+            self.pool.wanted.notify_all();
+            shuttle::thread::yield_now();
+        }
+    }
 }
 
 // === impl BlockingCall ===
@@ -304,7 +314,7 @@ impl Pool {
         state.threads += 1;
         drop(state);
         let pool = self.clone();
-        let thread = thread::Builder::new().name("tidegate-limiter".to_owned());
+        let thread = Builder::new().name("tidegate-limiter".to_owned());
         match thread.spawn(move || pool.thread(job)) {
             Ok(_never_joined) => Ok(()),
             Err(error) => {
@@ -338,12 +348,9 @@ impl Pool {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
             }
-            let (back, timeout) = self
-                .wanted
-                .wait_timeout(state, KEEP)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (back, timed_out) = wait_for(&self.wanted, state, &self.state, KEEP);
             state = back;
-            if timeout.timed_out() && state.jobs.is_empty() {
+            if timed_out && (state.jobs.is_empty() || cfg!(mutation = "idle_thread_leaves_a_job")) {
                 state.threads -= 1;
                 return None;
             }
@@ -391,6 +398,6 @@ impl std::error::Error for BlockingError {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 #[path = "blocking_tests.rs"]
 mod tests;

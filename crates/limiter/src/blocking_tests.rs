@@ -1,5 +1,6 @@
 use std::num::NonZeroUsize;
 use std::sync::mpsc;
+use std::thread;
 use std::task::Wake;
 use std::time::Instant;
 

@@ -104,7 +104,7 @@ impl<B> Drop for SlotBody<B> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 mod tests {
     use std::collections::VecDeque;
     use std::num::NonZeroUsize;

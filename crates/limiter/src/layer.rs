@@ -170,7 +170,7 @@ impl<E: std::error::Error + 'static> std::error::Error for LimitError<E> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 mod tests {
     use std::convert::Infallible;
     use std::future::{Ready, pending, ready};

@@ -116,7 +116,7 @@ mod limits;
 mod place;
 mod snapshot;
 mod sync;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 mod tests;
 #[cfg(feature = "tokio")]
 mod timed;

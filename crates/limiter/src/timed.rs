@@ -257,7 +257,7 @@ impl std::error::Error for RunError {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, shuttle, protocol))))]
 mod tests {
     use std::num::NonZeroUsize;
 

@@ -1,5 +1,5 @@
 //! The same question to several limiters: whose slot is it? `cargo run --example probe` prints the answers.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle, protocol)))]
 
 #[path = "conformance/subjects.rs"]
 mod subjects;

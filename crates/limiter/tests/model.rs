@@ -1,6 +1,6 @@
 //! The limiter against a naive model: random sequences of everything a caller can do, every number
 //! compared and every identity checked after each step.
-#![cfg(not(loom))]
+#![cfg(not(any(loom, shuttle, protocol)))]
 
 #[path = "model/naive.rs"]
 mod naive;
