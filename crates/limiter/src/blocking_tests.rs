@@ -1,7 +1,7 @@
 use std::num::NonZeroUsize;
 use std::sync::mpsc;
-use std::thread;
 use std::task::Wake;
+use std::thread;
 use std::time::Instant;
 
 use super::*;

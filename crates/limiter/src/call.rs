@@ -120,10 +120,11 @@ impl Waiter {
     /// abandoned and its outcome may still be awaited.
     pub fn come_back(&mut self) -> Result<(), CannotReturn> {
         let back = self.handle.step(|ledger, key| ledger.come_back(key));
-        back.map_err(|reason| match reason {
+        let wakes = back.map_err(|reason| match reason {
             NoReturn::Over => CannotReturn::Over,
             NoReturn::Full => CannotReturn::Full,
         })?;
+        wakes.wake();
         self.present = true;
         Ok(())
     }

@@ -25,7 +25,8 @@ pub enum Reason {
     /// The queue is full, and what it waits for is leftover work: fewer than `limit` calls are
     /// attended, yet abandoned and lingering ones take up the hard limit.
     LeftoverFull,
-    /// The caller's flow has as many queued calls as it may.
+    /// The caller's flow has as many queued calls as it may; or as many running or abandoned ones, and the
+    /// queue is full.
     FlowFull,
     /// The call cannot start before its deadline: it has passed, or the predicted wait is longer.
     Deadline,
@@ -88,7 +89,7 @@ impl fmt::Display for Rejected {
             Reason::QueueFull => "the queue is full",
             Reason::QueueBytes => "the queue holds too many bytes",
             Reason::LeftoverFull => "abandoned work holds the slots and the queue is full",
-            Reason::FlowFull => "the queue of this flow is full",
+            Reason::FlowFull => "this flow has as many calls as it may",
             Reason::Deadline => "no slot can come free before the deadline",
             Reason::Closed => "the limiter is closed",
         })

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 pub const MAX_CALLS: usize = 1 << 24;
 
 /// The bounds of one limiter, in calls of weight one ([`Ask::weight`]). There is no way to make an unbounded queue.
+/// The bounds of a flow hold within its class and count calls, whatever their weight.
 ///
 /// `limit` bounds the *attended* calls, `hard_limit` bounds everything that really occupies the
 /// upstream: attended, abandoned and lingering. They are equal by default, so that a limit of one
@@ -36,6 +37,13 @@ pub struct Limits {
     pub queue_bytes: u64,
     /// The most queued calls of one flow, in calls. Never binding by default.
     pub flow_queue: usize,
+    /// The most calls of one flow that hold slots: running, attended or not, and lingering. The next ones
+    /// of the flow stay queued, and the other flows are served past them. Never binding by default.
+    pub flow_limit: NonZeroUsize,
+    /// How many abandoned calls of one flow, running or lingering, keep its next ones from starting: so one
+    /// tenant's dead calls do not take the pool. Calls that have started can be abandoned all the same, up
+    /// to `flow_limit`. Never binding by default.
+    pub flow_abandoned: NonZeroUsize,
     /// The longest a call may be queued: a deadline for every ask, beside its own. `None`, the default:
     /// as long as the waiter waits.
     pub queue_time: Option<Duration>,
@@ -122,6 +130,8 @@ impl Limits {
             queue: limit.get(),
             queue_bytes: 256 << 20,
             flow_queue: usize::MAX,
+            flow_limit: NonZeroUsize::MAX,
+            flow_abandoned: NonZeroUsize::MAX,
             queue_time: None,
             target_delay: None,
         }
@@ -145,6 +155,20 @@ impl Limits {
     #[must_use]
     pub const fn with_flow_queue(mut self, calls: usize) -> Self {
         self.flow_queue = calls;
+        self
+    }
+
+    /// Sets the most calls of one flow that hold slots.
+    #[must_use]
+    pub const fn with_flow_limit(mut self, calls: NonZeroUsize) -> Self {
+        self.flow_limit = calls;
+        self
+    }
+
+    /// Sets how many abandoned calls of one flow keep its next ones from starting.
+    #[must_use]
+    pub const fn with_flow_abandoned(mut self, calls: NonZeroUsize) -> Self {
+        self.flow_abandoned = calls;
         self
     }
 

@@ -97,7 +97,10 @@ pub struct Snapshot {
     pub flows: usize,
     /// Calls in the queue.
     pub queued: usize,
-    /// What they hold, in bytes.
+    /// Those of them that wait for another call of their flow, not for a slot: see
+    /// [`Limits::flow_limit`](crate::Limits::flow_limit).
+    pub queued_capped: usize,
+    /// What the queued calls hold, in bytes.
     pub queued_bytes: u64,
     /// Calls whose work runs: `attended + abandoned`.
     pub running: usize,
@@ -109,7 +112,7 @@ pub struct Snapshot {
     pub attended_weight: usize,
     /// The slots of all running and lingering calls: their number when every call has weight one.
     pub held_weight: usize,
-    /// What the next call in the queue takes, if any.
+    /// What the next call in the queue takes, if any waits for a slot.
     pub next_weight: Option<usize>,
     /// Calls whose local work is over and whose remote part may run on. Each holds a slot.
     pub lingering: usize,
@@ -288,7 +291,7 @@ impl Snapshot {
     /// Whether one more call of weight one would start at once.
     #[must_use]
     pub const fn has_room(&self) -> bool {
-        !self.closed && self.queued == 0 && self.has_free_slot()
+        !self.closed && self.queued == self.queued_capped && self.has_free_slot()
     }
 
     const fn has_free_slot(&self) -> bool {
@@ -319,7 +322,7 @@ impl Snapshot {
     /// - `admitted = queued + started + left`
     /// - `started = running + lingering + ended`
     /// - `abandoned_total = abandoned + lingering_abandoned + ended(abandoned) + reattached_total`
-    /// - `queued > 0` implies that the next does not fit: with weight one, that no slot is free
+    /// - `queued > queued_capped` implies that the next does not fit: with weight one, that no slot is free
     #[must_use]
     pub fn broken_identity(&self) -> Option<&'static str> {
         let count = |calls: usize| calls as u64;
@@ -362,8 +365,9 @@ impl Snapshot {
                         + self.reattached_total,
             ),
             (
-                "queued > 0 implies that the next does not fit",
-                (self.queued == 0) == self.next_weight.is_none() && !self.next_fits(),
+                "queued > queued_capped implies that the next does not fit",
+                (self.queued > self.queued_capped) == self.next_weight.is_some()
+                    && !self.next_fits(),
             ),
         ];
         identities

@@ -15,7 +15,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::arena::{Arena, Key, List};
-use crate::limits::Class;
+use crate::limits::{Class, Limits};
 
 use super::Call;
 
@@ -25,24 +25,29 @@ const FLOOR_EVERY: u32 = 10;
 /// Below this many flows their storage is not shrunk.
 const KEEP: usize = 64;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Line {
     flows: Arena<Flow>,
     names: HashMap<(Class, u64), Key>,
     ranks: [Rank; Class::ALL.len()],
     turns: u64,
+    /// The most calls of a flow that hold slots, and of abandoned ones among them.
+    most_held: usize,
+    most_abandoned: usize,
 }
 
 /// One class.
 #[derive(Debug, Default)]
 struct Rank {
-    /// Flows with queued calls: the least spent first, then the longest waiting.
+    /// Flows with queued calls that are not capped: the least spent first, then the longest waiting.
     waiting: BTreeSet<(u64, u64, Key)>,
     /// Flows that hold nothing but still owe.
     resting: BTreeSet<(u64, Key)>,
     /// Flows that hold slots or queued calls.
     active: u64,
     queued: usize,
+    /// Those of the queued calls whose flows are not capped.
+    ready: usize,
     /// The virtual time: what a flow that always waited would have spent.
     progress: u64,
     passed_over: u32,
@@ -55,8 +60,11 @@ struct Flow {
     queue: List<0>,
     /// Slot time charged, in microseconds, on the scale of the class's progress.
     spent: u64,
-    /// Calls that hold slots.
+    /// Calls that hold slots, and those of them whose waiters have left.
     held: usize,
+    abandoned: usize,
+    /// It is among the waiting.
+    waits: bool,
     /// When it joined the waiting flows, for ties.
     turn: u64,
 }
@@ -64,14 +72,60 @@ struct Flow {
 // === impl Line ===
 
 impl Line {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            flows: Arena::new(),
+            names: HashMap::new(),
+            ranks: Default::default(),
+            turns: 0,
+            most_held: limits.flow_limit.get(),
+            most_abandoned: limits.flow_abandoned.get(),
+        }
+    }
+
+    /// Sets new bounds of the flows.
+    pub(super) fn cap(&mut self, limits: &Limits) {
+        let caps = (limits.flow_limit.get(), limits.flow_abandoned.get());
+        if caps == (self.most_held, self.most_abandoned) {
+            return;
+        }
+        (self.most_held, self.most_abandoned) = caps;
+        let all: Vec<Key> = self.names.values().copied().collect();
+        for key in all {
+            self.sort_in(key);
+        }
+    }
+
+    /// Whether a call waits for a slot, and not only for another one of its flow.
+    pub(super) fn waits(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.ready > 0)
+    }
+
+    /// Queued calls whose flows are capped.
+    pub(super) fn capped(&self) -> usize {
+        let ranks = self.ranks.iter();
+        ranks.map(|rank| rank.queued - rank.ready).sum()
+    }
+
+    pub(super) fn is_capped(&self, class: Class, name: u64) -> bool {
+        let flow = self.names.get(&(class, name));
+        let flow = flow.and_then(|key| self.flows.get(*key));
+        flow.is_some_and(|flow| self.caps(flow))
+    }
+
+    fn caps(&self, flow: &Flow) -> bool {
+        !cfg!(mutation = "flow_cap_ignored")
+            && (flow.held >= self.most_held || flow.abandoned >= self.most_abandoned)
+    }
+
     pub(super) const fn flows(&self) -> usize {
         self.flows.len()
     }
 
-    /// Queued calls that go before one of this class.
+    /// Queued calls that go before one of this class, but for those that are capped.
     pub(super) fn ahead_of(&self, class: Class) -> usize {
         let ranks = &self.ranks[..=class as usize];
-        ranks.iter().map(|rank| rank.queued).sum()
+        ranks.iter().map(|rank| rank.ready).sum()
     }
 
     pub(super) fn queued_of(&self, class: Class, name: u64) -> usize {
@@ -92,6 +146,8 @@ impl Line {
             queue: List::new(),
             spent: progress,
             held: 0,
+            abandoned: 0,
+            waits: false,
             turn: 0,
         });
         self.names.insert((class, name), key);
@@ -107,11 +163,11 @@ impl Line {
         if flow.queue.len() == 0 {
             self.turns += 1;
             flow.turn = self.turns;
-            flow.spent = flow.spent.max(rank.progress);
-            rank.waiting.insert((flow.spent, flow.turn, key));
         }
         flow.queue.push_back(calls, call);
         rank.queued += 1;
+        rank.ready += usize::from(flow.waits);
+        self.sort_in(key);
     }
 
     /// Takes a queued call out, wherever it stands.
@@ -122,15 +178,16 @@ impl Line {
         let rank = &mut self.ranks[flow.class as usize];
         flow.queue.unlink(calls, call);
         rank.queued -= 1;
+        rank.ready -= usize::from(flow.waits);
         if flow.queue.len() == 0 {
-            rank.waiting.remove(&(flow.spent, flow.turn, key));
+            self.sort_in(key);
             self.rest(key);
         }
     }
 
     /// Decides who is next.
     pub(super) fn next(&self, calls: &Arena<Call>, newest_first: bool) -> Option<Key> {
-        let waits = |rank: &Rank| rank.queued > 0;
+        let waits = |rank: &Rank| rank.ready > 0;
         let floor = |rank: &Rank| waits(rank) && rank.passed_over + 1 >= FLOOR_EVERY;
         let starved = self.ranks.iter().find(|rank| floor(rank));
         let rank = starved.or_else(|| self.ranks.iter().find(|rank| waits(rank)))?;
@@ -151,7 +208,7 @@ impl Line {
         for (class, rank) in Class::ALL.into_iter().zip(&mut self.ranks) {
             if class == served {
                 rank.passed_over = 0;
-            } else if rank.queued > 0 {
+            } else if rank.ready > 0 {
                 rank.passed_over = rank.passed_over.saturating_add(1);
             }
         }
@@ -165,10 +222,27 @@ impl Line {
         };
         flow.held += 1;
         self.charge(key, |spent| spent.saturating_add(estimate));
+        self.sort_in(key);
+    }
+
+    /// The waiter of one of its calls left.
+    pub(super) fn abandoned(&mut self, key: Key) {
+        if let Some(flow) = self.flows.get_mut(key) {
+            flow.abandoned += 1;
+            self.sort_in(key);
+        }
+    }
+
+    /// The waiter of one of its calls is back.
+    pub(super) fn returned(&mut self, key: Key) {
+        if let Some(flow) = self.flows.get_mut(key) {
+            flow.abandoned -= 1;
+            self.sort_in(key);
+        }
     }
 
     /// A call of the flow gave its slot back: charges what it has cost instead.
-    pub(super) fn ended(&mut self, key: Key, estimate: u64, cost: u64) {
+    pub(super) fn ended(&mut self, key: Key, estimate: u64, cost: u64, attended: bool) {
         if !cfg!(mutation = "cost_never_corrected") {
             self.charge(key, |spent| {
                 spent.saturating_add(cost).saturating_sub(estimate)
@@ -176,9 +250,35 @@ impl Line {
         }
         if let Some(flow) = self.flows.get_mut(key) {
             flow.held -= 1;
+            flow.abandoned -= usize::from(!attended);
             let rank = &mut self.ranks[flow.class as usize];
             rank.progress = rank.progress.saturating_add(cost / rank.active.max(1));
+            if !cfg!(mutation = "capped_for_ever") {
+                self.sort_in(key);
+            }
             self.rest(key);
+        }
+    }
+
+    /// Puts a flow among the waiting, or takes it out, as its queue and its bounds have it. One that comes
+    /// starts level with the others.
+    fn sort_in(&mut self, key: Key) {
+        let Some(flow) = self.flows.get(key) else {
+            return;
+        };
+        let waits = flow.queue.len() > 0 && !self.caps(flow);
+        let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.waits != waits) else {
+            return;
+        };
+        let rank = &mut self.ranks[flow.class as usize];
+        flow.waits = waits;
+        if waits {
+            flow.spent = flow.spent.max(rank.progress);
+            rank.waiting.insert((flow.spent, flow.turn, key));
+            rank.ready += flow.queue.len();
+        } else {
+            rank.waiting.remove(&(flow.spent, flow.turn, key));
+            rank.ready -= flow.queue.len();
         }
     }
 
@@ -236,7 +336,7 @@ impl Line {
         };
         let rank = &mut self.ranks[class as usize];
         while let Some((spent, key)) = rank.resting.first().copied() {
-            if spent > rank.progress && !rank.waiting.is_empty() {
+            if spent > rank.progress && rank.queued > 0 {
                 break;
             }
             rank.resting.pop_first();
@@ -254,7 +354,7 @@ mod tests {
 
     #[test]
     fn storage_follows_the_number_of_flows_down() {
-        let mut line = Line::default();
+        let mut line = Line::new(&Limits::new(std::num::NonZeroUsize::MIN));
         let flows: Vec<Key> = (0..10_000)
             .map(|name| {
                 let flow = line.flow(Class::Normal, name);
@@ -263,7 +363,7 @@ mod tests {
             })
             .collect();
         for flow in flows {
-            line.ended(flow, 1, 1);
+            line.ended(flow, 1, 1, true);
         }
         assert_eq!(line.flows(), 0);
         assert!(

@@ -155,7 +155,7 @@ impl Ledger {
             over_limit: false,
             now: 0,
             calls: Arena::new(),
-            line: Line::default(),
+            line: Line::new(&limits),
             running: List::new(),
             lingering: List::new(),
             queue: List::new(),
@@ -191,6 +191,7 @@ impl Ledger {
         let mut wakes = Wakes::default();
         self.limits = limits;
         self.over_limit = true;
+        self.line.cap(&limits);
         if !cfg!(mutation = "growing_wakes_nobody") {
             self.hand_off(&mut wakes);
         }
@@ -308,6 +309,7 @@ impl Ledger {
             overloaded: self.overload.stands(),
             flows: self.line.flows(),
             queued: self.queue.len(),
+            queued_capped: self.line.capped(),
             queued_bytes: self.queued_bytes,
             running: self.running.len(),
             attended: self.attended(),

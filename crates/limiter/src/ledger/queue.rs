@@ -58,7 +58,9 @@ impl Ledger {
         if self.queue.len() >= limits.queue + usize::from(cfg!(mutation = "queue_one_longer")) {
             let weight = terms.weight.min(limits.limit.get());
             let leftovers = self.attended_weight + weight <= limits.limit.get();
-            return Some(if leftovers {
+            return Some(if self.fits(terms.weight) && self.is_capped(terms) {
+                Reason::FlowFull
+            } else if leftovers {
                 Reason::LeftoverFull
             } else {
                 Reason::QueueFull
@@ -112,7 +114,8 @@ impl Ledger {
         });
         if starts {
             self.overload.observe(self.now, 0, self.limits.target_delay);
-            self.start(key, flow);
+            self.charge(key, flow);
+            self.start(key);
         } else {
             self.queue.push_back(&mut self.calls, key);
             self.line.push(&mut self.calls, key, flow);
@@ -137,15 +140,28 @@ impl Ledger {
     }
 
     fn starts_at_once(&self, terms: &Terms) -> bool {
-        self.queue.len() == 0 && self.fits(terms.weight)
+        !self.line.waits() && self.fits(terms.weight) && !self.is_capped(terms)
+    }
+
+    /// Whether its flow has as many calls with slots as it may.
+    fn is_capped(&self, terms: &Terms) -> bool {
+        self.line.is_capped(terms.class, terms.flow)
+    }
+
+    /// Charges its flow for a call that is about to start: before it leaves the queue, as a flow that holds
+    /// nothing is forgotten.
+    fn charge(&mut self, key: Key, flow: Key) {
+        let estimate = self.drain.per_call();
+        self.line.started(flow, estimate);
+        if let Some(call) = self.calls.get_mut(key) {
+            call.estimate = estimate;
+        }
     }
 
     /// Gives its slots to a call that is on no list.
-    fn start(&mut self, key: Key, flow: Key) -> Option<Waker> {
+    fn start(&mut self, key: Key) -> Option<Waker> {
         let now = self.now;
-        let estimate = self.drain.per_call();
         self.running.push_back(&mut self.calls, key);
-        self.line.started(flow, estimate);
         self.tally.started += 1;
         let call = self.calls.get_mut(key)?;
         call.weight = call.weight.min(self.limits.limit.get());
@@ -153,7 +169,6 @@ impl Ledger {
         self.held_weight += call.weight;
         call.state = State::Running;
         call.queued_for = now - call.since;
-        call.estimate = estimate;
         call.since = now;
         call.began = now;
         call.waker.take()
@@ -167,7 +182,11 @@ impl Ledger {
                 || self.held() > self.limits.hard_limit.get();
         }
         while self.fits(1) {
-            let oldest = self.since_front(&self.queue).unwrap_or(0);
+            let oldest = if self.line.waits() {
+                self.since_front(&self.queue).unwrap_or(0)
+            } else {
+                0
+            };
             self.overload
                 .observe(self.now, oldest, self.limits.target_delay);
             self.send_old_away(wakes);
@@ -203,10 +222,12 @@ impl Ledger {
         if self.is_late(key) && !cfg!(mutation = "dead_on_arrival") {
             return self.send_away(key, Leave::Deadline);
         }
-        let class = self.calls.get(key)?.class;
-        let flow = self.unqueue(key)?;
+        let call = self.calls.get(key)?;
+        let (class, flow) = (call.class, call.flow);
+        self.charge(key, flow);
+        self.unqueue(key);
         self.line.pass_over(class);
-        self.start(key, flow)
+        self.start(key)
     }
 
     /// Under overload, sends those away that have waited too long to be worth a slot.
@@ -231,7 +252,7 @@ impl Ledger {
     }
 
     fn send_away(&mut self, key: Key, why: Leave) -> Option<Waker> {
-        self.unqueue(key)?;
+        self.unqueue(key);
         self.tally.left(why);
         let now = self.now;
         let call = self.calls.get_mut(key)?;
@@ -310,16 +331,17 @@ impl Ledger {
         Some(earlier.filter(goes_before).count())
     }
 
-    /// Takes a call out of the queue. Says which flow it was in.
-    pub(super) fn unqueue(&mut self, key: Key) -> Option<Key> {
-        let call = self.calls.get(key)?;
+    /// Takes a call out of the queue.
+    pub(super) fn unqueue(&mut self, key: Key) {
+        let Some(call) = self.calls.get(key) else {
+            return;
+        };
         let (flow, bytes) = (call.flow, call.bytes);
         self.queue.unlink(&mut self.calls, key);
         self.line.remove(&mut self.calls, key, flow);
         if !cfg!(mutation = "bytes_leak") {
             self.queued_bytes -= bytes;
         }
-        Some(flow)
     }
 
     pub(super) fn forget(&mut self, key: Key) -> Option<Remains> {

@@ -20,6 +20,8 @@ impl Ledger {
         call.since = now;
         self.attended_weight -= call.weight;
         wakes.push(call.waker.take());
+        let flow = call.flow;
+        self.line.abandoned(flow);
         self.abandoned.push_back(&mut self.calls, key);
         self.tally.abandoned += 1;
         if cfg!(mutation = "slot_follows_waiter") {
@@ -33,7 +35,8 @@ impl Ledger {
     }
 
     /// The waiter of an abandoned call is back.
-    pub(crate) fn come_back(&mut self, key: Key) -> Result<(), NoReturn> {
+    pub(crate) fn come_back(&mut self, key: Key) -> Result<Wakes, NoReturn> {
+        let mut wakes = Wakes::default();
         let limit = self.limits.limit.get();
         let taken = self.attended_weight;
         let call = self.calls.get_mut(key).ok_or(NoReturn::Over)?;
@@ -41,16 +44,22 @@ impl Ledger {
             return Err(NoReturn::Over);
         }
         if call.attended {
-            return Ok(());
+            return Ok(wakes);
         }
         if taken + call.weight > limit && !cfg!(mutation = "back_above_the_limit") {
             return Err(NoReturn::Full);
         }
         call.attended = true;
         self.attended_weight += call.weight;
+        let flow = call.flow;
+        self.line.returned(flow);
         self.abandoned.unlink(&mut self.calls, key);
         self.tally.reattached += u64::from(!cfg!(mutation = "return_not_counted"));
-        Ok(())
+        // Its flow may have had as many abandoned calls as it may.
+        if !cfg!(mutation = "return_frees_nobody") {
+            self.hand_off(&mut wakes);
+        }
+        Ok(wakes)
     }
 
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
@@ -135,7 +144,7 @@ impl Ledger {
             let (flow, estimate, weight) = (call.flow, call.estimate, call.weight);
             let cost = (self.now - call.began).saturating_mul(weight as u64);
             self.held_weight -= weight;
-            self.line.ended(flow, estimate, cost);
+            self.line.ended(flow, estimate, cost, attended);
         }
         self.forget(key)
     }

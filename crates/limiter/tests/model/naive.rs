@@ -77,6 +77,12 @@ pub(crate) struct Naive {
     pub(crate) totals: Totals,
 }
 
+impl Asked {
+    fn is_flow_of(&self, other: &Self) -> bool {
+        (self.class, self.flow) == (other.class, other.flow)
+    }
+}
+
 impl Naive {
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
@@ -134,18 +140,35 @@ impl Naive {
             && self.held_weight() + weight <= self.limits.hard_limit.get()
     }
 
+    /// Whether the flow has as many calls with slots, or abandoned ones, as it may.
+    fn is_capped(&self, ask: &Asked) -> bool {
+        let holds = |call: &Call| {
+            matches!(call.state, State::Running | State::Lingering) && call.ask.is_flow_of(ask)
+        };
+        let held = self.count(holds);
+        let abandoned = self.count(|call| holds(call) && !call.attended);
+        held >= self.limits.flow_limit.get() || abandoned >= self.limits.flow_abandoned.get()
+    }
+
+    pub(crate) fn queued_capped(&self) -> usize {
+        self.count(|call| call.state == State::Queued && self.is_capped(&call.ask))
+    }
+
     /// Why an offer must be turned down, but for a predicted wait.
     pub(crate) fn reject(&self, ask: &Asked) -> Option<Reason> {
         if self.closed {
             return Some(Reason::Closed);
         }
         let limit = self.limits.limit.get();
-        if self.in_state(State::Queued) == 0 && self.fits(ask.weight) {
+        let passes = self.queued_capped() == self.in_state(State::Queued);
+        if passes && self.fits(ask.weight) && !self.is_capped(ask) {
             return None;
         }
         if self.in_state(State::Queued) >= self.limits.queue {
             let leftovers = self.attended_weight() + ask.weight.min(limit) <= limit;
-            return Some(if leftovers {
+            return Some(if self.fits(ask.weight) && self.is_capped(ask) {
+                Reason::FlowFull
+            } else if leftovers {
                 Reason::LeftoverFull
             } else {
                 Reason::QueueFull
@@ -154,11 +177,8 @@ impl Naive {
         if self.queued_bytes() + ask.bytes > self.limits.queue_bytes {
             return Some(Reason::QueueBytes);
         }
-        let same_flow = |call: &Call| {
-            let (other, flow) = (call.ask, ask.flow);
-            call.state == State::Queued && (other.class, other.flow) == (ask.class, flow)
-        };
-        if self.count(same_flow) >= self.limits.flow_queue {
+        let queued = |call: &Call| call.state == State::Queued && call.ask.is_flow_of(ask);
+        if self.count(queued) >= self.limits.flow_queue {
             return Some(Reason::FlowFull);
         }
         let passed = ask.deadline.is_some_and(|deadline| deadline <= self.now);
@@ -206,12 +226,13 @@ impl Naive {
             let Some(call) = starts.copied() else { break };
             let weight = self.calls[call].ask.weight;
             assert!(self.fits(weight), "started without a free slot");
+            assert!(!self.is_capped(&self.calls[call].ask), "its flow is capped");
             self.check_order(call);
             self.calls[call].state = State::Running;
             self.calls[call].began = self.now;
             self.calls[call].held = weight.min(self.limits.limit.get());
         }
-        let waiting = self.in_state(State::Queued) > 0;
+        let waiting = self.in_state(State::Queued) > self.queued_capped();
         assert_eq!(seen.next_weight.is_some(), waiting, "who is next");
         let fits = seen.next_weight.is_some_and(|weight| self.fits(weight));
         assert!(!fits, "a slot is free while a call is queued");
@@ -235,8 +256,7 @@ impl Naive {
         let ask = self.calls[call].ask;
         let same_flow = |other: &&usize| {
             let other = &self.calls[**other];
-            other.state == State::Queued
-                && (other.ask.class, other.ask.flow) == (ask.class, ask.flow)
+            other.state == State::Queued && other.ask.is_flow_of(&ask)
         };
         if self.limits.target_delay.is_some() {
             return;
