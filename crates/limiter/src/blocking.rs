@@ -243,12 +243,13 @@ impl<T> Unpin for BlockingCall<T> {}
 fn work_off<T>(work: Work<T>, slot: Slot, answer: &Answer<T>, pool: &Pool) {
     let result = catch_unwind(AssertUnwindSafe(|| work(&slot)));
     pool.job_done();
-    slot.finish(if result.is_ok() {
-        Ended::Ok
-    } else {
-        Ended::Panicked
-    });
-    answer.put(result.map_err(|payload| message(&*payload)));
+    let (ended, result, payload) = match result {
+        Ok(value) => (Ended::Ok, Ok(value), None),
+        Err(payload) => (Ended::Panicked, Err(message(&*payload)), Some(payload)),
+    };
+    slot.finish(ended);
+    answer.put(result);
+    drop(payload); // last, as it may panic too
 }
 
 fn message(payload: &(dyn Any + Send)) -> String {

@@ -142,3 +142,36 @@ fn many_calls_from_many_threads_never_run_above_the_limit() {
     assert_eq!(check(&threads).ended.ok.attended, 400);
     assert!(threads.threads() <= 2, "{}", threads.threads());
 }
+
+/// Panics when it is dropped, and not only then.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("even its end fails");
+    }
+}
+
+#[test]
+fn a_panic_that_panics_again_leaves_nobody_waiting() {
+    let threads = threads(1);
+    let call = threads.run_blocking(Ask::default(), |_| std::panic::panic_any(Bomb));
+    let answer: Result<(), BlockingError> = block_on(call.expect("free"));
+    assert!(answer.expect_err("it panicked").started());
+    let (let_go, held) = mpsc::channel::<()>();
+    let work = move |_: &Slot| {
+        drop(held.recv());
+        Bomb
+    };
+    let mut leaves = threads.run_blocking(Ask::default(), work).expect("free");
+    start(&mut leaves);
+    drop(leaves);
+    let_go.send(()).expect("it runs on");
+    let again = threads
+        .run_blocking(Ask::default(), |_| 1)
+        .expect("a place");
+    assert_eq!(block_on(again).expect("an answer"), 1);
+    let now = check(&threads);
+    assert_eq!((now.running, now.ended.panicked.attended), (0, 1));
+    assert_eq!(now.ended.ok.total(), 2);
+}

@@ -153,6 +153,30 @@ impl Slot {
     }
 
     /// The work is over. The slot goes to the next in the queue before anybody else can take it.
+    ///
+    /// A call cannot end twice, nor end and linger: each takes the slot away.
+    ///
+    /// ```compile_fail,E0382
+    /// fn twice(slot: tidegate_limiter::Slot) {
+    ///     slot.finish(tidegate_limiter::Ended::Ok);
+    ///     slot.finish(tidegate_limiter::Ended::Ok);
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0382
+    /// fn ends_and_lingers(slot: tidegate_limiter::Slot) {
+    ///     slot.finish(tidegate_limiter::Ended::Ok);
+    ///     let _ = slot.linger();
+    /// }
+    /// ```
+    ///
+    /// And there is one slot for each call.
+    ///
+    /// ```compile_fail,E0599
+    /// fn two(slot: &tidegate_limiter::Slot) -> tidegate_limiter::Slot {
+    ///     tidegate_limiter::Slot::clone(slot)
+    /// }
+    /// ```
     pub fn finish(mut self, ended: Ended) {
         self.end(Outcome::Said(ended));
     }

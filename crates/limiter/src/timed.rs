@@ -432,4 +432,74 @@ mod tests {
         drop(first);
         assert_eq!(check(&limiter).running, 0);
     }
+
+    #[test]
+    fn work_whose_runtime_goes_is_a_counted_end() {
+        let limiter = one();
+        let build = || {
+            let builder = &mut tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(1).enable_time().build()
+        };
+        let (gone, stays) = (build().expect("a runtime"), build().expect("a runtime"));
+        let call = {
+            let limiter = limiter.clone();
+            // The future finds its runtime when it is first polled.
+            let call = async move {
+                limiter
+                    .run(Ask::default(), std::future::pending::<()>())
+                    .await
+            };
+            let mut call = Box::pin(call);
+            let guard = gone.enter();
+            let waker = std::task::Waker::noop();
+            let polled = call
+                .as_mut()
+                .poll(&mut std::task::Context::from_waker(waker));
+            assert!(polled.is_pending());
+            drop(guard);
+            call
+        };
+        assert_eq!(check(&limiter).running, 1);
+        gone.shutdown_background();
+        let error = stays.block_on(call).expect_err("its runtime is gone");
+        assert!(matches!(error, RunError::RuntimeGone) && error.started());
+        let now = check(&limiter);
+        assert_eq!((now.running, now.ended.dropped.attended), (0, 1));
+    }
+
+    #[test]
+    fn without_a_runtime_nothing_is_run() {
+        let limiter = one();
+        let mut call = Box::pin(limiter.run(Ask::default(), async {}));
+        let waker = std::task::Waker::noop();
+        let polled = call
+            .as_mut()
+            .poll(&mut std::task::Context::from_waker(waker));
+        let std::task::Poll::Ready(Err(error)) = polled else {
+            panic!("{polled:?}");
+        };
+        assert!(matches!(error, RunError::NoRuntime) && !error.started());
+        assert_eq!(check(&limiter).offered, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn absurd_times_are_no_times() {
+        let limiter = one();
+        let started = limiter.offer(Ask::default()).expect("free").await;
+        started
+            .expect("free")
+            .slot
+            .linger_for(Ended::Ok, Duration::ZERO);
+        assert_eq!(check(&limiter).lingering, 0);
+        let started = limiter.offer(Ask::default()).expect("free").await;
+        started
+            .expect("free")
+            .slot
+            .linger_for(Ended::Ok, Duration::MAX);
+        tokio::time::sleep(1_000 * SECOND).await;
+        assert_eq!(check(&limiter).lingering, 1);
+        let past = Instant::now() - SECOND;
+        let report = limiter.drain(past).await;
+        assert_eq!(report.still_running.len(), 1);
+    }
 }

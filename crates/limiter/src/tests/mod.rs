@@ -1,5 +1,7 @@
 //! Tests on a clock of their own, with every identity checked.
 
+mod bad_input;
+mod caps;
 mod order;
 mod transitions;
 

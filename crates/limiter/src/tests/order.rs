@@ -303,3 +303,17 @@ fn a_call_heavier_than_the_limit_takes_the_whole_limit() {
     drop(started(small));
     assert_eq!(rig.check().held_weight, 0);
 }
+
+#[test]
+fn a_flow_is_charged_for_a_call_that_emptied_its_queue() {
+    let rig = Rig::new(wide(2));
+    let (first, second) = (rig.start(), rig.start());
+    let served = rig.queue(ask(1));
+    drop(first);
+    let served = started(served);
+    let (again, other) = (rig.queue(ask(1)), rig.queue(ask(2)));
+    drop(second);
+    assert!(again.position().is_some(), "flow 1 has a slot already");
+    drop(started(other));
+    drop((served, again));
+}
