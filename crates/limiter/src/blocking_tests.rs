@@ -160,7 +160,7 @@ fn a_panic_that_panics_again_leaves_nobody_waiting() {
     assert!(answer.expect_err("it panicked").started());
     let (let_go, held) = mpsc::channel::<()>();
     let work = move |_: &Slot| {
-        drop(held.recv());
+        let _let_go = held.recv();
         Bomb
     };
     let mut leaves = threads.run_blocking(Ask::default(), work).expect("free");
