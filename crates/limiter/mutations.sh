@@ -4,19 +4,24 @@
 #   crates/limiter/mutations.sh [name..]
 #
 # A fault is a `cfg!(mutation = "..")` in src/. The flag goes to this crate only, through cargo's workspace
-# wrapper, so the dependencies are built once. TARGET chooses the build directory. With LOOM=1 the races among the
-# faults are put before loom as well.
+# wrapper, so the dependencies are built once. Each fault goes before the unit tests, and before the model if they
+# miss it. ALL=1 asks the model in any case; LOOM=1 puts the races among the faults before loom as well. A fault of
+# the threads alone goes before shuttle. TARGET chooses the build directory.
 set -u
 cd "$(dirname "$0")" || exit 2
 export CARGO_TARGET_DIR="${TARGET:-${CARGO_TARGET_DIR:-../../target}/mutations}"
-export PROPTEST_MAX_SHRINK_ITERS=0
+mkdir -p "$CARGO_TARGET_DIR/wrappers" || exit 2
+CARGO_TARGET_DIR=$(cd "$CARGO_TARGET_DIR" && pwd)
 wrappers="$CARGO_TARGET_DIR/wrappers"
-mkdir -p "$wrappers" || exit 2
-wrappers=$(cd "$wrappers" && pwd)
+export PROPTEST_MAX_SHRINK_ITERS=0 SCHEDULES="${SCHEDULES:-5000}"
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
+unset RUSTFLAGS
 
 # The classic first: the slot freed when the waiter leaves.
 all=$(grep -rhoE 'mutation = "[a-z_]+"' src | cut -d'"' -f2 | sort -u)
 all="slot_follows_waiter $(echo "$all" | grep -vx slot_follows_waiter)"
+races="slot_follows_waiter lost_wakeup barging unclaimed_leaks"
+threads="idle_thread_leaves_a_job slot_follows_waiter"
 
 wrap() { # a compiler that sets one fault
     printf '#!/bin/sh\nexec "$@" --cfg "mutation=\\"%s\\""\n' "$1" >"$wrappers/$1"
@@ -24,44 +29,62 @@ wrap() { # a compiler that sets one fault
     export RUSTC_WORKSPACE_WRAPPER="$wrappers/$1"
 }
 
+among() { # a word and a list
+    case " $2 " in *" $1 "*) true ;; *) false ;; esac
+}
+
+build() {
+    cargo test --quiet --no-run -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1 && return
+    cat "$CARGO_TARGET_DIR/log"
+    echo "$name does not build"
+    exit 1
+}
+
 suite() { # runs one of the suites; a hang is a failure too
     timeout 90 cargo test --quiet -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1
 }
 
+under() { # a checker that has its own flag, directory and test; says whether it missed the fault
+    RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/$1" build --test "$1" --release
+    RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/$1" suite_at "$1"
+}
+
+suite_at() {
+    timeout 120 cargo test --quiet -p tidegate-limiter --test "$1" --release >"$CARGO_TARGET_DIR/log" 2>&1
+}
+
+name=none
 wrap none
-if ! suite --lib --test model; then
+build --lib --test model
+if ! { suite --lib && suite --test model; }; then
     cat "$CARGO_TARGET_DIR/log"
     echo "the suite fails without any fault"
     exit 1
 fi
 
 escaped=0
+caught=0
 for name in ${*:-$all}; do
     wrap "$name"
-    if ! cargo test --quiet --no-run -p tidegate-limiter --lib --test model 2>"$CARGO_TARGET_DIR/log"; then
-        cat "$CARGO_TARGET_DIR/log"
-        echo "$name does not build"
-        exit 1
-    fi
+    build --lib --test model
     by=""
     suite --lib || by="$by unit"
-    suite --test model || by="$by model"
-    echo "$name: ${by:-ESCAPED}"
-    [ -n "$by" ] || escaped=$((escaped + 1))
-done
-if [ "${LOOM:-0}" = 1 ]; then
-    for name in slot_follows_waiter lost_wakeup barging unclaimed_leaks; do
-        wrap "$name"
-        RUSTFLAGS="--cfg loom" cargo test --quiet --no-run -p tidegate-limiter --test loom --release || exit 1
-        if RUSTFLAGS="--cfg loom" suite --test loom --release; then
+    if [ -z "$by" ] || [ "${ALL:-0}" = 1 ]; then
+        suite --test model || by="$by model"
+    fi
+    if among "$name" "$threads"; then
+        under shuttle || by="$by shuttle"
+    fi
+    if [ "${LOOM:-0}" = 1 ] && among "$name" "$races"; then
+        if under loom; then
+            by=""
             echo "$name: ESCAPED loom"
-            escaped=$((escaped + 1))
         else
-            echo "$name: loom"
+            by="$by loom"
         fi
-    done
-fi
-if [ "$escaped" -gt 0 ]; then
-    echo "$escaped faults escaped"
-    exit 1
-fi
+    fi
+    echo "$name: ${by:-ESCAPED}"
+    if [ -n "$by" ]; then caught=$((caught + 1)); else escaped=$((escaped + 1)); fi
+done
+echo "$caught faults caught, $escaped escaped"
+[ "$escaped" = 0 ]

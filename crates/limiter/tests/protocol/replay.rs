@@ -51,7 +51,7 @@ impl Replay {
             }
             Step::Poll(call) => self.poll(call),
             Step::DropPlace(call) => self.hands[call].place = None,
-            Step::StepAway(call) => self.waiter(call).step_away(),
+            Step::GoAway(call) => self.waiter(call).step_away(),
             Step::ComeBack(call) => drop(self.waiter(call).come_back()),
             Step::DropWaiter(call) => self.hands[call].waiter = None,
             Step::Done(call) => {

@@ -11,6 +11,8 @@ pub(crate) struct Bounds {
     pub(crate) limit: u8,
     pub(crate) hard_limit: u8,
     pub(crate) queue: usize,
+    /// How many come.
+    pub(crate) calls: usize,
     /// Of each call: whose it is, and how many slots it takes.
     pub(crate) flows: [usize; CALLS],
     pub(crate) weights: [u8; CALLS],
@@ -104,7 +106,7 @@ pub(crate) enum Step {
     /// The place is polled: a slot is picked up, or the end of the place heard.
     Poll(usize),
     DropPlace(usize),
-    StepAway(usize),
+    GoAway(usize),
     ComeBack(usize),
     DropWaiter(usize),
     Done(usize),
@@ -202,7 +204,12 @@ impl Rules {
 
     pub(crate) fn steps(&self, state: &State, steps: &mut Vec<Step>) {
         let unborn = |call: &Call| call.phase == Phase::Unborn;
-        steps.extend(state.calls.iter().position(unborn).map(Step::Offer));
+        steps.extend(
+            state.calls[..self.bounds.calls]
+                .iter()
+                .position(unborn)
+                .map(Step::Offer),
+        );
         for (index, call) in state.calls.iter().enumerate() {
             let Hands {
                 place,
@@ -218,7 +225,7 @@ impl Rules {
             };
             can(place && call.phase != Phase::Queued, Step::Poll);
             can(place, Step::DropPlace);
-            can(waiter && !call.stepped && !away, Step::StepAway);
+            can(waiter && !call.stepped && !away, Step::GoAway);
             can(waiter && call.stepped && away, Step::ComeBack);
             can(waiter, Step::DropWaiter);
             can(waiter && !away, Step::Done);
@@ -251,7 +258,7 @@ impl Rules {
                 };
             }
             Step::DropPlace(call) => self.drop_place(&mut state, call),
-            Step::StepAway(call) => {
+            Step::GoAway(call) => {
                 state.calls[call].stepped = true;
                 self.abandon(&mut state, call);
             }
