@@ -33,30 +33,29 @@ among() { # a word and a list
     case " $2 " in *" $1 "*) true ;; *) false ;; esac
 }
 
-build() {
-    cargo test --quiet --no-run -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1 && return
+build() { # what does not build is not caught
+    "$@" --no-run >"$CARGO_TARGET_DIR/log" 2>&1 && return
     cat "$CARGO_TARGET_DIR/log"
     echo "$name does not build"
     exit 1
 }
 
 suite() { # runs one of the suites; a hang is a failure too
-    timeout 90 cargo test --quiet -p tidegate-limiter "$@" >"$CARGO_TARGET_DIR/log" 2>&1
+    timeout 90 "$@" >"$CARGO_TARGET_DIR/log" 2>&1
 }
 
-under() { # a checker that has its own flag, directory and test; says whether it missed the fault
-    RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/$1" build --test "$1" --release
-    RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="$CARGO_TARGET_DIR/$1" suite_at "$1"
-}
+test="cargo test --quiet -p tidegate-limiter"
 
-suite_at() {
-    timeout 120 cargo test --quiet -p tidegate-limiter --test "$1" --release >"$CARGO_TARGET_DIR/log" 2>&1
+under() { # a checker with a flag, a directory and a test of its own
+    set -- env RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="${CARGO_TARGET_DIR%/*}/$1" $test --test "$1" --release
+    build "$@"
+    suite "$@"
 }
 
 name=none
 wrap none
-build --lib --test model
-if ! { suite --lib && suite --test model; }; then
+build $test --lib --test model
+if ! { suite $test --lib && suite $test --test model; }; then
     cat "$CARGO_TARGET_DIR/log"
     echo "the suite fails without any fault"
     exit 1
@@ -66,11 +65,11 @@ escaped=0
 caught=0
 for name in ${*:-$all}; do
     wrap "$name"
-    build --lib --test model
+    build $test --lib --test model
     by=""
-    suite --lib || by="$by unit"
+    suite $test --lib || by="$by unit"
     if [ -z "$by" ] || [ "${ALL:-0}" = 1 ]; then
-        suite --test model || by="$by model"
+        suite $test --test model || by="$by model"
     fi
     if among "$name" "$threads"; then
         under shuttle || by="$by shuttle"
