@@ -13,6 +13,10 @@ use tidegate::reload::{self, Watched};
 use tidegate::telemetry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// glibc keeps what a burst of streams took; see docs/decisions/0009.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let output = match cli::parse(std::env::args_os(), Sources::of_process()) {
         Err(error) => Output::from(error),
