@@ -1,7 +1,9 @@
 //! A brown-out, simulated: what becomes of a limit of 8 when the upstream loses three quarters of its
 //! capacity for half a minute, by who owns the slot and how long the queue is.
 //!
-//! `cargo run -p tidegate-limiter --example brownout [picture.svg]`
+//! `cargo run --release -p tidegate-limiter --example brownout [picture.svg]`
+//!
+//! Fails if the default does not recover to [`RECOVERED`] answers a second.
 //!
 //! 7 calls a second, one second of work each on average, 3 s of patience, two retries. The real limiter
 //! runs on a clock of the simulation's. "The waiter owns the slot" is played by giving the slot back
@@ -29,6 +31,14 @@ const PATIENCE_SECONDS: f64 = 3.0;
 const RETRIES: u32 = 2;
 const BROWN_OUT: std::ops::Range<f64> = 100.0..130.0;
 const SEEDS: u64 = 5;
+
+/// The parts of the picture whose rates are told, in seconds.
+const BEFORE: std::ops::Range<usize> = 20..100;
+const DURING: std::ops::Range<usize> = 100..130;
+const AFTER: std::ops::Range<usize> = 160..SECONDS;
+
+/// Nine tenths of what is offered, in answers a second.
+const RECOVERED: f64 = 6.3;
 
 #[derive(Clone, Copy)]
 struct Policy {
@@ -84,6 +94,8 @@ struct World {
 struct Outcome {
     answered: Vec<f64>,
     running: Vec<f64>,
+    /// The worst and the best seed after the brown-out, in answers a second.
+    after: (f64, f64),
     most_running: usize,
     wasted: f64,
     worked: f64,
@@ -98,28 +110,30 @@ fn main() -> Result<(), Box<dyn Error>> {
         "", "most", "work", "answered a second"
     );
     println!(
-        "{:<44} {:>7} {:>6} {:>8} {:>9} {:>8}",
-        "policy", "running", "wasted", "before", "brown-out", "after"
+        "{:<44} {:>7} {:>6} {:>8} {:>9} {:>8} {:>12}",
+        "policy", "running", "wasted", "before", "brown-out", "after", "worst..best"
     );
     for policy in policies()? {
         let outcome = average(policy)?;
-        let rate = |from: usize, to: usize| {
-            outcome.answered[from..to].iter().sum::<f64>() / (to - from) as f64
-        };
         println!(
-            "{:<44} {:>7} {:>5.0}% {:>8.2} {:>9.2} {:>8.2}",
+            "{:<44} {:>7} {:>5.0}% {:>8.2} {:>9.2} {:>8.2} {:>12}",
             policy.name,
             outcome.most_running,
             100.0 * outcome.wasted / outcome.worked,
-            rate(20, 100),
-            rate(100, 130),
-            rate(160, SECONDS),
+            outcome.rate(BEFORE),
+            outcome.rate(DURING),
+            outcome.rate(AFTER),
+            format!("{:.2}..{:.2}", outcome.after.0, outcome.after.1),
         );
         curves.push((policy, outcome));
     }
     if let Some(path) = std::env::args().nth(1) {
         std::fs::write(&path, picture(&curves)?)?;
         println!("drawn to {path}");
+    }
+    let default = curves.last().map(|(_, outcome)| outcome.rate(AFTER));
+    if default.is_none_or(|after| after < RECOVERED) {
+        return Err(format!("the default does not recover to {RECOVERED}/s").into());
     }
     Ok(())
 }
@@ -151,7 +165,7 @@ fn policies() -> Result<Vec<Policy>, Box<dyn Error>> {
         policy(
             "the same, controlled delay of 0.1 s",
             long.with_target_delay(Duration::from_millis(100)),
-            "#16a085",
+            "#34495e",
         ),
         policy(
             "the work owns the slot, queue of 8: default",
@@ -166,6 +180,8 @@ fn average(policy: Policy) -> Result<Outcome, Box<dyn Error>> {
     for seed in 1..=SEEDS {
         let one = World::new(policy, seed)?.run()?;
         let share = 1.0 / SEEDS as f64;
+        let after = one.rate(AFTER);
+        sum.after = (sum.after.0.min(after), sum.after.1.max(after));
         for second in 0..SECONDS {
             sum.answered[second] += one.answered[second] * share;
             sum.running[second] += one.running[second] * share;
@@ -339,10 +355,16 @@ impl Outcome {
         Self {
             answered: vec![0.0; SECONDS],
             running: vec![0.0; SECONDS],
+            after: (f64::MAX, 0.0),
             most_running: 0,
             wasted: 0.0,
             worked: 0.0,
         }
+    }
+
+    fn rate(&self, seconds: std::ops::Range<usize>) -> f64 {
+        let length = seconds.len() as f64;
+        self.answered[seconds].iter().sum::<f64>() / length
     }
 }
 
@@ -365,9 +387,9 @@ impl Random {
 fn picture(curves: &[(Policy, Outcome)]) -> Result<String, std::fmt::Error> {
     let (x0, y0, width, height) = (60.0, 40.0, 880.0, 320.0);
     let mut svg = String::from(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"980\" height=\"520\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"980\" height=\"540\" \
          font-family=\"sans-serif\" font-size=\"13\">\n\
-         <rect width=\"980\" height=\"520\" fill=\"white\"/>\n",
+         <rect width=\"980\" height=\"540\" fill=\"white\"/>\n",
     );
     let x = |second: f64| x0 + width * second / SECONDS as f64;
     let y = |rate: f64| y0 + height * (1.0 - rate / 9.0);
@@ -387,6 +409,16 @@ fn picture(curves: &[(Policy, Outcome)]) -> Result<String, std::fmt::Error> {
             at + 4.0
         )?;
     }
+    for second in (0..=SECONDS).step_by(50) {
+        let at = x(second as f64);
+        writeln!(
+            svg,
+            "<path d=\"M{at} {}v5\" stroke=\"#888888\"/>\
+             <text x=\"{at}\" y=\"{}\" text-anchor=\"middle\">{second} s</text>",
+            y0 + height,
+            y0 + height + 20.0
+        )?;
+    }
     for (line, (policy, outcome)) in curves.iter().enumerate() {
         let mut path = String::new();
         for second in 5..SECONDS - 5 {
@@ -396,12 +428,13 @@ fn picture(curves: &[(Policy, Outcome)]) -> Result<String, std::fmt::Error> {
             write!(path, "{command}{:.1} {:.1}", x(second as f64), y(rate))?;
         }
         let (color, name) = (policy.color, policy.name);
-        let at = y0 + height + 30.0 + 22.0 * line as f64;
+        let at = y0 + height + 50.0 + 22.0 * line as f64;
         writeln!(
             svg,
-            "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>\n\
+            "<path d=\"{path}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{}\"/>\n\
              <rect x=\"{x0}\" y=\"{}\" width=\"24\" height=\"4\" fill=\"{color}\"/>\n\
              <text x=\"94\" y=\"{at}\">{name}</text>",
+            if line + 1 == curves.len() { 4 } else { 2 },
             at - 6.0
         )?;
     }

@@ -16,7 +16,7 @@ use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::call::{Slot, Started, Waiter};
+use crate::call::{CannotReturn, Slot, Started, Waiter};
 use crate::error::{Refused, Rejected};
 use crate::limiter::Limiter;
 use crate::limits::Ask;
@@ -94,7 +94,7 @@ enum Stage<T> {
         work: Work<T>,
     },
     Running {
-        _waiter: Waiter,
+        waiter: Waiter,
         answer: Arc<Answer<T>>,
     },
     Over,
@@ -199,8 +199,8 @@ impl<T: Send + 'static> Future for BlockingCall<T> {
         let Some(answer) = answer.take(cx) else {
             return Poll::Pending;
         };
-        if let Stage::Running { _waiter, .. } = std::mem::replace(&mut self.stage, Stage::Over) {
-            _waiter.done();
+        if let Stage::Running { waiter, .. } = std::mem::replace(&mut self.stage, Stage::Over) {
+            waiter.done();
         }
         Poll::Ready(answer.map_err(BlockingError::Panicked))
     }
@@ -218,11 +218,31 @@ impl<T: Send + 'static> BlockingCall<T> {
             Box::new(move || work_off(work, slot, &answer, &pool))
         };
         self.pool.run(job).map_err(BlockingError::NoThread)?;
-        self.stage = Stage::Running {
-            _waiter: waiter,
-            answer,
-        };
+        self.stage = Stage::Running { waiter, answer };
         Ok(())
+    }
+}
+
+impl<T> BlockingCall<T> {
+    /// Leaves, but keeps the handle: a running call is abandoned until [`come_back`](Self::come_back), and its
+    /// answer is kept. A queued call keeps its place.
+    pub fn step_away(&mut self) {
+        if let Stage::Running { waiter, .. } = &mut self.stage {
+            waiter.step_away();
+        }
+    }
+
+    /// Takes up a call again that it had stepped away from.
+    ///
+    /// # Errors
+    ///
+    /// If the work is over, or the limit of attended calls is used up by others; its answer may still be awaited.
+    pub fn come_back(&mut self) -> Result<(), CannotReturn> {
+        match &mut self.stage {
+            Stage::Queued { .. } => Ok(()),
+            Stage::Running { waiter, .. } => waiter.come_back(),
+            Stage::Over => Err(CannotReturn::Over),
+        }
     }
 }
 

@@ -175,3 +175,23 @@ fn a_panic_that_panics_again_leaves_nobody_waiting() {
     assert_eq!((now.running, now.ended.panicked.attended), (0, 1));
     assert_eq!(now.ended.ok.total(), 2);
 }
+
+#[test]
+fn a_caller_comes_back_to_its_running_work() {
+    let threads = threads(1);
+    let (let_go, held) = mpsc::channel::<()>();
+    let work = move |_: &Slot| held.recv().is_ok();
+    let mut call = threads.run_blocking(Ask::default(), work).expect("free");
+    call.step_away();
+    assert_eq!(call.come_back(), Ok(()), "it has not started");
+    start(&mut call);
+    call.step_away();
+    assert_eq!(check(&threads).abandoned, 1);
+    assert_eq!(call.come_back(), Ok(()));
+    assert_eq!(check(&threads).abandoned, 0);
+    call.step_away();
+    let_go.send(()).expect("it runs on");
+    assert!(block_on(&mut call).expect("the answer is kept"));
+    assert_eq!(call.come_back(), Err(CannotReturn::Over));
+    assert_eq!(check(&threads).ended.ok.abandoned, 1);
+}

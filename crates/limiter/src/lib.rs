@@ -69,6 +69,9 @@
 //! - Within a flow, first in, first out. Only with a [`Limits::target_delay`], and only while the queue
 //!   stands, the newest first, and those that waited too long are sent away.
 //!
+//! A flow can be kept to a number of slots ([`Limits::flow_limit`]) and of abandoned calls
+//! ([`Limits::flow_abandoned`]); at either, the others are served past it.
+//!
 //! Asks that say nothing of these are first in, first out. A [`Ask::deadline`] is known to the queue:
 //! what cannot start in time is rejected at once, with the predicted wait. A call may take several slots
 //! ([`Ask::weight`]). Keep the queue short: in front of slots that are really held, a long one turns a
