@@ -203,9 +203,12 @@ impl Trial<'_> {
             once => once.take_streamed(),
         };
         let address = &self.endpoint.address;
-        let target = format!("{}{}", address.base_path, prepared.path_and_query);
-        let target = PathAndQuery::try_from(target)
-            .map_err(|_| Rejection::BadPath("it is not a valid request target"))?;
+        let target = if address.base_path.is_empty() {
+            prepared.path_and_query.clone()
+        } else {
+            PathAndQuery::try_from(format!("{}{}", address.base_path, prepared.path_and_query))
+                .map_err(|_| Rejection::BadPath("it is not a valid request target"))?
+        };
         let mut request = Request::new(body);
         *request.method_mut() = prepared.method.clone();
         *request.headers_mut() = prepared.headers.clone();

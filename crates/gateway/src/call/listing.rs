@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, StatusCode};
 use tidegate_wire::{ModelEntry, parse_models};
 
@@ -53,7 +54,7 @@ async fn read(
 ) -> Result<Bytes, Rejection> {
     let prepared = Prepared {
         method: Method::GET,
-        path_and_query: "/v1/models".to_owned(),
+        path_and_query: PathAndQuery::from_static("/v1/models"),
         headers: headers::to_upstream(&HeaderMap::new(), &generation.config, &upstream.settings),
         upload: Upload::none(),
     };

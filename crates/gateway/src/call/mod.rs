@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use hyper::body::Incoming;
 use tidegate_wire::{Dialect, Edit, Peek, peek, splice};
@@ -114,7 +115,7 @@ pub struct Ask {
     pub route: RouteFacts,
     pub method: Method,
     /// Checked by the front: absolute, no dot segments.
-    pub path_and_query: String,
+    pub path_and_query: PathAndQuery,
     pub headers: HeaderMap,
     pub body: Incoming,
     pub principal: Principal,
@@ -135,7 +136,7 @@ pub struct Refused {
 #[derive(Debug)]
 pub struct Prepared {
     pub method: Method,
-    pub path_and_query: String,
+    pub path_and_query: PathAndQuery,
     pub headers: HeaderMap,
     pub upload: Upload,
 }

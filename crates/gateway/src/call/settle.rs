@@ -77,7 +77,7 @@ fn shown(text: &str) -> &str {
 
 impl Record {
     pub fn begin(caller: &Caller, ask: &Ask) -> Self {
-        let path = ask.path_and_query.split('?').next().unwrap_or_default();
+        let path = ask.path_and_query.path();
         let retry = ask
             .headers
             .get("x-stainless-retry-count")

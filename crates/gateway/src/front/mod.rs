@@ -147,7 +147,8 @@ impl Front {
             generation: Arc::clone(generation),
         };
         let (id, dialect) = (Arc::clone(&ask.id), route.dialect);
-        match call::run(&self.caller, &self.worker, ask).await {
+        // Boxed: the call is some KiB, and each layer of futures around it would hold it twice.
+        match Box::pin(call::run(&self.caller, &self.worker, ask)).await {
             Ok(answer) => {
                 let mut response = Response::new(answer.body);
                 *response.status_mut() = answer.head.status;

@@ -1,5 +1,6 @@
 //! Method and path → route. Pure; the table of everything the data port serves.
 
+use http::uri::PathAndQuery;
 use http::{Method, Uri};
 use tidegate_wire::Dialect;
 
@@ -20,7 +21,7 @@ pub enum Route {
 pub struct Place {
     pub route: Route,
     /// Safe to append to an upstream's base path.
-    pub path_and_query: String,
+    pub path_and_query: PathAndQuery,
 }
 
 /// A request that has no route. The dialect is that of the path's family, for the error's shape.
@@ -82,7 +83,10 @@ impl Place {
     fn new(route: Route, uri: &Uri) -> Self {
         Self {
             route,
-            path_and_query: uri.path_and_query().map_or("/", |p| p.as_str()).to_owned(),
+            path_and_query: uri
+                .path_and_query()
+                .cloned()
+                .unwrap_or_else(|| PathAndQuery::from_static("/")),
         }
     }
 }
@@ -185,7 +189,7 @@ mod tests {
         for known in &KNOWN {
             let place = found("POST", &format!("{}?a=b", known.path)).unwrap();
             assert_eq!(place.route, Route::Call(known.facts));
-            assert!(place.path_and_query.ends_with("?a=b"));
+            assert_eq!(place.path_and_query.query(), Some("a=b"));
             assert!(matches!(
                 found("DELETE", known.path).unwrap_err().rejection,
                 Rejection::MethodNotAllowed { .. }
