@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs mutations real real-old js clean
+.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,8 +75,8 @@ unit: ## The tests of the crates
 docs: ## The API documentation, without broken links
 	RUSTDOCFLAGS='-D rustdoc::broken_intra_doc_links' $(CARGO) doc --workspace --no-deps --all-features --locked
 
-mutations: ## Faults put into the limiter on purpose; its tests must see each
-	@if [ -x crates/limiter/mutations.sh ]; then crates/limiter/mutations.sh; else echo 'none yet'; fi
+prove: ## The limiter's proofs: every interleaving, random schedules, a protocol model, deliberate faults
+	@crates/limiter/prove.sh loom shuttle protocol brownout mutations
 
 real: build ## Real llama.cpp, the Python SDKs, nginx and HAProxy, against the gateway
 	$(PYTEST) tests/real
