@@ -5,8 +5,8 @@
 #
 # A fault is a `cfg!(mutation = "..")` in src/. The flag goes to this crate only, through cargo's workspace
 # wrapper, so the dependencies are built once. Each fault goes before the unit tests, and before the model if they
-# miss it. ALL=1 asks the model in any case; LOOM=1 puts the races among the faults before loom as well. A fault of
-# the threads alone goes before shuttle. TARGET chooses the build directory.
+# miss it. ALL=1 asks the model in any case; LOOM=1 puts the races among the faults before loom as well. The faults of
+# the threads alone go before shuttle instead. TARGET chooses the build directory.
 set -u
 cd "$(dirname "$0")" || exit 2
 export CARGO_TARGET_DIR="${TARGET:-${CARGO_TARGET_DIR:-../../target}/mutations}"
@@ -14,14 +14,16 @@ mkdir -p "$CARGO_TARGET_DIR/wrappers" || exit 2
 CARGO_TARGET_DIR=$(cd "$CARGO_TARGET_DIR" && pwd)
 wrappers="$CARGO_TARGET_DIR/wrappers"
 export PROPTEST_MAX_SHRINK_ITERS=0 SCHEDULES="${SCHEDULES:-5000}"
-export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+export CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
 unset RUSTFLAGS
 
 # The classic first: the slot freed when the waiter leaves.
 all=$(grep -rhoE 'mutation = "[a-z_]+"' src | cut -d'"' -f2 | sort -u)
-all="slot_follows_waiter $(echo "$all" | grep -vx slot_follows_waiter)"
-races="slot_follows_waiter lost_wakeup barging unclaimed_leaks"
-threads="idle_thread_leaves_a_job slot_follows_waiter"
+classic=slot_follows_waiter
+all="$classic $(echo "$all" | grep -vx "$classic")"
+races="$classic lost_wakeup barging unclaimed_leaks"
+threads="idle_thread_leaves_a_job thread_not_woken"
 
 wrap() { # a compiler that sets one fault
     printf '#!/bin/sh\nexec "$@" --cfg "mutation=\\"%s\\""\n' "$1" >"$wrappers/$1"
@@ -65,14 +67,17 @@ escaped=0
 caught=0
 for name in ${*:-$all}; do
     wrap "$name"
-    build $test --lib --test model
     by=""
-    suite $test --lib || by="$by unit"
-    if [ -z "$by" ] || [ "${ALL:-0}" = 1 ]; then
-        suite $test --test model || by="$by model"
-    fi
-    if among "$name" "$threads"; then
+    if among "$name" "$threads $classic"; then
         under shuttle || by="$by shuttle"
+    fi
+    if ! among "$name" "$threads"; then
+        build $test --lib
+        suite $test --lib || by="$by unit"
+    fi
+    if [ -z "$by" ] || [ "${ALL:-0}" = 1 ]; then
+        build $test --test model
+        suite $test --test model || by="$by model"
     fi
     if [ "${LOOM:-0}" = 1 ] && among "$name" "$races"; then
         if under loom; then

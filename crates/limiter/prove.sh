@@ -13,7 +13,8 @@ target="${PROVE_TARGET:-target/prove}"
 mkdir -p "$target" || exit 2
 target=$(cd "$target" && pwd)
 # Whole-program optimisation takes longer than it saves here, and nobody debugs these.
-export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
+export CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
 cargo="cargo test --quiet --locked -p tidegate-limiter"
 
 tests() { # the unit tests, the model, the conformance suite, the examples of the documentation

@@ -329,7 +329,9 @@ impl Pool {
         if state.busy <= state.threads {
             state.jobs.push_back(job);
             drop(state);
-            self.wanted.notify_one();
+            if !cfg!(mutation = "thread_not_woken") {
+                self.wanted.notify_one();
+            }
             return Ok(());
         }
         state.threads += 1;
