@@ -14,6 +14,7 @@ use crate::signal::Signal;
 use crate::upstream::Upstream;
 use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::UpstreamBody;
+use crate::upstream::http1::Http1;
 
 /// After its last event an answer may take this long to end in HTTP's sense; a connection that does is kept.
 const TAIL_TIME: Duration = Duration::from_millis(100);
@@ -119,15 +120,12 @@ fn give_back(slot: Slot, settle: Duration) {
 }
 
 /// Reads what follows the last event: nothing but the end of the body, if the server behaves.
-async fn tail(mut body: UpstreamBody) -> Option<Box<crate::upstream::exchange::Http1>> {
+async fn tail(mut body: UpstreamBody) -> Option<Box<Http1>> {
     let end = async {
-        while let Some(frame) = body.frame().await {
-            let data = frame.ok()?.into_data().unwrap_or_default();
-            if !data.is_empty() {
-                return None;
-            }
+        match body.data().await {
+            None => Some(()),
+            Some(_) => None,
         }
-        Some(())
     };
     tokio::time::timeout(TAIL_TIME, end).await.ok()??;
     body.into_idle()
@@ -230,12 +228,12 @@ async fn read_on(running: Running, record: &mut Record) {
     drop(waiter);
     let silence = upstream.settings.timeouts.silence;
     let (ended, why) = loop {
-        let frame = tokio::select! {
+        let data = tokio::select! {
             biased;
             () = cut.raised() => break (Ended::Cancelled, WorkEnd::Cancelled),
-            frame = tokio::time::timeout(silence, body.frame()) => frame,
+            data = tokio::time::timeout(silence, body.data()) => data,
         };
-        match frame {
+        match data {
             Ok(Some(Ok(_))) => {}
             Ok(None) => break (Ended::Ok, WorkEnd::Complete),
             Ok(Some(Err(_))) | Err(_) => break (Ended::Error, WorkEnd::Failed),

@@ -212,14 +212,14 @@ async fn stream(
         };
         let frame = match commit
             .patience
-            .within(Tier::FirstEvent, limit, running.body().frame())
+            .within(Tier::FirstEvent, limit, running.body().data())
             .await
         {
             Err(Rejection::Timeout(Tier::FirstEvent)) if held => break,
             other => other?,
         };
         let data = match frame {
-            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Ok(data)) => data,
             Some(Err(_)) => return Err(Rejection::Truncated),
             None => {
                 first = scanner.finish();
@@ -327,7 +327,7 @@ async fn gather(
         };
         let frame = match commit
             .patience
-            .within(Tier::Silence, limit_now, running.body().frame())
+            .within(Tier::Silence, limit_now, running.body().data())
             .await
         {
             Err(Rejection::Timeout(Tier::Silence)) if held => {
@@ -345,12 +345,10 @@ async fn gather(
                     broken: false,
                 });
             }
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    record.first_byte();
-                    length += data.len();
-                    gathered.push(data);
-                }
+            Some(Ok(data)) => {
+                record.first_byte();
+                length += data.len();
+                gathered.push(data);
             }
             Some(Err(_)) if running.is_error => {
                 return Ok(Gathering {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, Response, Uri};
-use hyper::body::Incoming;
+use http::{HeaderValue, Request, Uri, response};
 
 use super::deadline::{Patience, Tier};
 use super::outcome::{ConnectFailure, Phase, Rejection};
@@ -17,7 +16,8 @@ use super::upload::Upload;
 use super::{Prepared, Worker, headers};
 use crate::telemetry::metrics::UpstreamReason;
 use crate::upstream::endpoint::InFlight;
-use crate::upstream::exchange::{Http1, Http2, Link, RequestBody, UpstreamBody};
+use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
+use crate::upstream::http1::Http1;
 use crate::upstream::pool::Checkout;
 use crate::upstream::{EndpointState, Upstream, connect, pick};
 
@@ -69,7 +69,7 @@ pub async fn until_head(
             endpoint: &endpoint,
         };
         let failed = match trial.run(&mut prepared, only_fresh, record).await? {
-            Ok((response, link)) => return Ok(begun(upstream, response, link, in_flight)),
+            Ok(begun) => return Ok(under_way(upstream, begun, in_flight)),
             Err(failed) => failed,
         };
         tried.push(Arc::clone(&endpoint));
@@ -91,13 +91,10 @@ pub async fn until_head(
     }
 }
 
-fn begun(
-    upstream: &Upstream,
-    response: Response<Incoming>,
-    link: Link,
-    in_flight: InFlight,
-) -> Exchange {
-    let (head, body) = response.into_parts();
+/// An answer that has begun.
+type Begun = (response::Parts, UpstreamBody);
+
+fn under_way(upstream: &Upstream, (head, body): Begun, in_flight: InFlight) -> Exchange {
     let idle = upstream.settings.pool.idle;
     // The server says when it will hang up; half a second before that the connection is no longer used.
     let told = headers::keep_alive_seconds(&head.headers)
@@ -106,7 +103,7 @@ fn begun(
         keep_idle: told.map_or(idle, |told| told.min(idle)),
         endpoint: Arc::clone(&in_flight.endpoint().authority),
         head,
-        body: UpstreamBody::new(body, link),
+        body,
         in_flight,
     }
 }
@@ -140,7 +137,7 @@ impl Trial<'_> {
         prepared: &mut Prepared,
         only_fresh: bool,
         record: &mut Record,
-    ) -> Result<Result<(Response<Incoming>, Link), Failed>, Rejection> {
+    ) -> Result<Result<Begun, Failed>, Rejection> {
         record.attempt(&self.endpoint.authority);
         let pooled = if only_fresh {
             None
@@ -165,26 +162,30 @@ impl Trial<'_> {
         &self,
         conn: Checkout,
         request: Request<RequestBody>,
-    ) -> Result<Result<(Response<Incoming>, Link), Failed>, Rejection> {
+    ) -> Result<Result<Begun, Failed>, Rejection> {
         let limit = self.upstream.settings.timeouts.response_head;
-        let (sent, link, reused) = match conn {
+        let (sent, reused) = match conn {
             Checkout::Http1(mut conn) => {
                 let sent = self
                     .patience
                     .within(Tier::ResponseHead, limit, conn.send(request))
                     .await?;
                 let reused = conn.reused;
-                (sent, Link::Http1(conn), reused)
+                (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
                 let sent = self
                     .patience
                     .within(Tier::ResponseHead, limit, place.conn.send(request))
                     .await?;
-                (sent, Link::Http2(place), true)
+                let begun = sent.map(|response| {
+                    let (parts, body) = response.into_parts();
+                    (parts, UpstreamBody::Http2 { body, place })
+                });
+                (begun, true)
             }
         };
-        Ok(sent.map(|response| (response, link)).map_err(|failed| {
+        Ok(sent.map_err(|failed| {
             tracing::debug!(error = %failed.error, endpoint = %self.endpoint.authority, reused, unsent = failed.unsent, "no answer");
             let failure = Failure::Broke { reused, unsent: failed.unsent };
             Failed { failure, rejection: Rejection::Broken }
@@ -281,9 +282,7 @@ impl Trial<'_> {
         self.endpoint.restore();
         let buffer = self.worker.stream_buffer_bytes;
         if !http2 {
-            let conn = Http1::new(io, Arc::clone(self.endpoint), buffer)
-                .await
-                .map_err(|_| Rejection::Broken)?;
+            let conn = Http1::new(io, Arc::clone(self.endpoint), buffer);
             return Ok(Ok(Checkout::Http1(Box::new(conn))));
         }
         let drivers = self.worker.drivers.clone();

@@ -67,11 +67,8 @@ async fn read(
         });
     }
     let mut read = BytesMut::new();
-    while let Some(frame) = exchange.body.frame().await {
-        let data = frame
-            .map_err(|_| Rejection::Truncated)?
-            .into_data()
-            .unwrap_or_default();
+    while let Some(data) = exchange.body.data().await {
+        let data = data.map_err(|_| Rejection::Truncated)?;
         if read.len() + data.len() > LIST_BYTES {
             return Err(Rejection::UnexpectedContent {
                 what: "too long a list of models",

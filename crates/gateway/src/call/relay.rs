@@ -270,12 +270,10 @@ impl Relay {
             self.state = State::Done;
             return Poll::Ready(Step::Again);
         };
-        match running.body().poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
+        match running.body().poll_data(cx) {
+            Poll::Ready(Some(Ok(data))) => {
                 self.clock.waiting_since = None;
-                if let Ok(data) = frame.into_data() {
-                    self.arrived(data);
-                }
+                self.arrived(data);
                 Poll::Ready(Step::Again)
             }
             Poll::Ready(None) => Poll::Ready(self.upstream_ended(now)),
@@ -427,11 +425,7 @@ impl Relay {
         let mut running = running;
         // The end of the body is usually here already; if so the connection can be kept without further waiting.
         let mut cx = Task::from_waker(std::task::Waker::noop());
-        while let Poll::Ready(Some(Ok(frame))) = running.body().poll_frame(&mut cx) {
-            if frame.is_data() {
-                break;
-            }
-        }
+        let _ = running.body().poll_data(&mut cx);
         running.ended(WorkEnd::Complete, &mut record);
         record.settle();
     }

@@ -6,7 +6,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -90,7 +89,7 @@ pub async fn tls(
     endpoint.opened.inc();
     if !endpoint.address.tls {
         let http2 = upstream.settings.pool.http == HttpVersion::Http2;
-        return Ok((UpstreamIo::Plain(TokioIo::new(socket)), http2));
+        return Ok((UpstreamIo::Plain(socket), http2));
     }
     let host = upstream
         .settings
@@ -104,7 +103,7 @@ pub async fn tls(
         .connect(name, socket)
         .await?;
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    Ok((UpstreamIo::Tls(Box::new(TokioIo::new(stream))), http2))
+    Ok((UpstreamIo::Tls(Box::new(stream)), http2))
 }
 
 /// Why an upstream's TLS settings cannot be used.

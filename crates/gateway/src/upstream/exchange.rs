@@ -1,27 +1,25 @@
 //! One request and its answer on one connection.
 //!
-//! HTTP/1: the exchange owns its connection and polls it itself, in the task that waits for the answer. There is no connection task, so no
-//! chunk is handed from task to task, a slow reader slows exactly its own connection, and dropping the exchange closes the socket there and
-//! then. HTTP/2: connections are shared and driven by a task of their own; dropping the exchange resets its stream (RST_STREAM CANCEL).
+//! HTTP/1: the exchange owns its connection and polls it itself, in the task that waits for the answer; see [`http1`](super::http1). HTTP/2: connections are shared and driven by a task of their own; dropping the exchange resets its stream (RST_STREAM CANCEL).
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::EndpointState;
+use super::http1::Http1;
 use super::pool::StreamPlace;
-use super::quiet::Quiet;
-use super::socket::{Traffic, UpstreamIo};
+use super::socket::UpstreamIo;
 
 /// What is sent upstream: whole, or as it comes from the client.
 #[derive(Debug)]
@@ -61,116 +59,48 @@ impl Body for RequestBody {
     }
 }
 
-/// An HTTP/1 connection, idle or in use by one exchange.
-pub struct Http1 {
-    conn: Conn,
-    sender: http1::SendRequest<RequestBody>,
-    traffic: Arc<Traffic>,
-    ended: bool,
-    quiet: Quiet,
-    /// It has carried an answer before.
-    pub reused: bool,
-    pub endpoint: Arc<EndpointState>,
+/// Why an exchange ended before its answer was complete.
+#[derive(Debug)]
+pub enum Failure {
+    /// The connection failed.
+    Io(io::Error),
+    /// The server hung up.
+    Closed,
+    /// The answer is not HTTP.
+    Malformed(&'static str),
+    /// The client's own body broke off.
+    Request,
+    Http2(hyper::Error),
 }
 
-impl fmt::Debug for Http1 {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http1")
-            .field("endpoint", &self.endpoint.authority)
-            .field("reused", &self.reused)
-            .finish_non_exhaustive()
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Closed => f.write_str("the server hung up"),
+            Self::Malformed(what) => write!(f, "the server's answer is malformed: {what}"),
+            Self::Request => f.write_str("the client's body broke off"),
+            Self::Http2(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => error.source(),
+            Self::Http2(error) => error.source(),
+            Self::Closed | Self::Malformed(_) | Self::Request => None,
+        }
     }
 }
 
 /// A request that got no answer.
 #[derive(Debug)]
 pub struct SendError {
-    pub error: hyper::Error,
+    pub error: Failure,
     /// Proof that no server can have read any of the request: it may be sent again without running twice.
     pub unsent: bool,
-}
-
-impl Http1 {
-    /// No round trip: HTTP/1 has no handshake.
-    pub async fn new(
-        io: UpstreamIo,
-        endpoint: Arc<EndpointState>,
-        buffer_bytes: usize,
-    ) -> Result<Self, hyper::Error> {
-        let traffic = Arc::clone(io.traffic());
-        let (sender, conn) = http1::Builder::new()
-            .max_buf_size(buffer_bytes.max(8192))
-            .handshake(io)
-            .await?;
-        Ok(Self {
-            conn,
-            sender,
-            traffic,
-            ended: false,
-            quiet: Quiet::new(),
-            reused: false,
-            endpoint,
-        })
-    }
-
-    /// Whether an idle connection can still take a request, as far as can be known without sending one.
-    pub fn is_usable(&mut self) -> bool {
-        let mut cx = Context::from_waker(Waker::noop());
-        poll_conn(&mut self.conn, &mut self.ended, &mut cx);
-        !self.ended && matches!(self.sender.poll_ready(&mut cx), Poll::Ready(Ok(())))
-    }
-
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves the connection in the middle of a request: drop the connection too.
-    pub async fn send(
-        &mut self,
-        request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
-        let before = self.traffic.written();
-        let answer = self.sender.try_send_request(request);
-        let mut answer = pin!(answer);
-        let Self {
-            conn, ended, quiet, ..
-        } = self;
-        let result = poll_fn(|cx| {
-            quiet.poll(cx, |cx| {
-                poll_conn(conn, ended, cx);
-                answer.as_mut().poll(cx)
-            })
-        })
-        .await;
-        result.map_err(|mut failed| SendError {
-            unsent: failed.take_message().is_some() || self.traffic.nothing_accepted_since(before),
-            error: failed.into_error(),
-        })
-    }
-
-    fn poll_body(
-        &mut self,
-        body: &mut Incoming,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Self {
-            conn, ended, quiet, ..
-        } = self;
-        quiet.poll(cx, |cx| {
-            if let ready @ Poll::Ready(_) = Pin::new(&mut *body).poll_frame(cx) {
-                return ready;
-            }
-            poll_conn(conn, ended, cx);
-            Pin::new(&mut *body).poll_frame(cx)
-        })
-    }
-}
-
-type Conn = http1::Connection<UpstreamIo, RequestBody>;
-
-/// Moves the connection on; remembers its end, after which it must not be polled.
-fn poll_conn(conn: &mut Conn, ended: &mut bool, cx: &mut Context<'_>) {
-    if !*ended && Pin::new(conn).poll(cx).is_ready() {
-        *ended = true;
-    }
 }
 
 /// A handle to a shared HTTP/2 connection.
@@ -205,7 +135,7 @@ impl Http2 {
             .keep_alive_interval(std::time::Duration::from_secs(10))
             .keep_alive_timeout(std::time::Duration::from_secs(10))
             .keep_alive_while_idle(false)
-            .handshake(io)
+            .handshake(TokioIo::new(io))
             .await?;
         let streams_max = Arc::new(AtomicUsize::new(1));
         let told = Arc::clone(&streams_max);
@@ -237,7 +167,7 @@ impl Http2 {
         let ready = poll_fn(|cx| self.sender.poll_ready(cx)).await;
         if let Err(error) = ready {
             return Err(SendError {
-                error,
+                error: Failure::Http2(error),
                 unsent: true,
             });
         }
@@ -246,7 +176,7 @@ impl Http2 {
             .await
             .map_err(|mut failed| SendError {
                 unsent: failed.take_message().is_some() || was_refused(failed.error()),
-                error: failed.into_error(),
+                error: Failure::Http2(failed.into_error()),
             })
     }
 }
@@ -257,77 +187,61 @@ fn was_refused(error: &hyper::Error) -> bool {
     source.is_some_and(|e| e.is_remote() && e.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
-/// What an exchange holds of its connection.
-#[derive(Debug)]
-pub enum Link {
-    Http1(Box<Http1>),
-    Http2(StreamPlace),
-}
-
 /// The answer's body together with the connection it comes on. Dropping it ends the exchange at once.
 #[derive(Debug)]
-pub struct UpstreamBody {
-    body: Incoming,
-    link: Link,
-    complete: bool,
+pub enum UpstreamBody {
+    Http1(Box<Http1>),
+    Http2 { body: Incoming, place: StreamPlace },
 }
 
-impl UpstreamBody {
-    pub fn new(body: Incoming, link: Link) -> Self {
-        Self {
-            body,
-            link,
-            complete: false,
-        }
-    }
+type Polled = Poll<Option<Result<Bytes, Failure>>>;
 
-    pub fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if self.complete {
-            return Poll::Ready(None);
-        }
-        let polled = match &mut self.link {
-            Link::Http1(conn) => conn.poll_body(&mut self.body, cx),
-            Link::Http2(_) => Pin::new(&mut self.body).poll_frame(cx),
+impl UpstreamBody {
+    /// The next bytes; trailers are dropped.
+    pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Polled {
+        let body = match self {
+            Self::Http1(conn) => return conn.poll_data(cx),
+            Self::Http2 { body, .. } => body,
         };
-        if let Poll::Ready(None) = polled {
-            self.complete = true;
+        loop {
+            let frame = match ready!(Pin::new(&mut *body).poll_frame(cx)) {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Poll::Ready(Some(Err(Failure::Http2(error)))),
+                None => return Poll::Ready(None),
+            };
+            if let Ok(data) = frame.into_data() {
+                return Poll::Ready(Some(Ok(data)));
+            }
         }
-        polled
     }
 
     /// # Cancel safety
     ///
-    /// Nothing is lost: an unread frame stays.
-    pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, hyper::Error>> {
-        poll_fn(|cx| self.poll_frame(cx)).await
+    /// Nothing is lost: unread bytes stay.
+    pub async fn data(&mut self) -> Option<Result<Bytes, Failure>> {
+        poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    /// The length that the server announced, if it did.
+    /// The bytes that the server announced and that have not come yet, if it announced them.
     pub fn exact_length(&self) -> Option<u64> {
-        self.body.size_hint().exact()
+        match self {
+            Self::Http1(conn) => conn.left(),
+            Self::Http2 { body, .. } => body.size_hint().exact(),
+        }
     }
 
     pub fn is_complete(&self) -> bool {
-        self.complete || self.body.is_end_stream()
+        match self {
+            Self::Http1(conn) => conn.is_complete(),
+            Self::Http2 { body, .. } => body.is_end_stream(),
+        }
     }
 
     /// The connection, if the answer was read to its end and it can carry another.
     pub fn into_idle(self) -> Option<Box<Http1>> {
-        let complete = self.is_complete();
-        match self.link {
-            Link::Http1(mut conn) if complete => {
-                drop(self.body);
-                conn.reused = true;
-                conn.is_usable().then_some(conn)
-            }
-            _ => None,
+        match self {
+            Self::Http1(mut conn) => conn.finish().then_some(conn),
+            Self::Http2 { .. } => None,
         }
     }
 }
-
-#[cfg(test)]
-#[path = "exchange_tests.rs"]
-mod tests;

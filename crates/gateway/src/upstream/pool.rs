@@ -13,7 +13,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::EndpointState;
-use super::exchange::{Http1, Http2};
+use super::exchange::Http2;
+use super::http1::Http1;
 
 /// Streams on one HTTP/2 connection before another is opened, if the server allows as many.
 const STREAMS_PER_CONNECTION: usize = 100;

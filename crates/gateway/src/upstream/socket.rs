@@ -4,10 +4,8 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use hyper::rt::ReadBufCursor;
-use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -168,18 +166,18 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Plain or TLS, for hyper.
+/// Plain or TLS.
 #[derive(Debug)]
 pub enum UpstreamIo {
-    Plain(TokioIo<Socket>),
-    Tls(Box<TokioIo<TlsStream<Socket>>>),
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
 }
 
 impl UpstreamIo {
     pub fn traffic(&self) -> &Arc<Traffic> {
         match self {
-            Self::Plain(io) => io.inner().traffic(),
-            Self::Tls(io) => io.inner().get_ref().0.traffic(),
+            Self::Plain(socket) => socket.traffic(),
+            Self::Tls(tls) => tls.get_ref().0.traffic(),
         }
     }
 }
@@ -199,18 +197,17 @@ macro_rules! either {
     };
 }
 
-impl hyper::rt::Read for UpstreamIo {
+impl AsyncRead for UpstreamIo {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
+        buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        either!(self, io => ready!(io.poll_read(cx, buf)))?;
-        Poll::Ready(Ok(()))
+        either!(self, io => io.poll_read(cx, buf))
     }
 }
 
-impl hyper::rt::Write for UpstreamIo {
+impl AsyncWrite for UpstreamIo {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

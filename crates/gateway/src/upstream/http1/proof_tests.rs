@@ -6,7 +6,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
-use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -14,6 +13,7 @@ use tokio::sync::Semaphore;
 use super::*;
 use crate::config::Endpoint;
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::exchange::UpstreamBody;
 use crate::upstream::socket::Socket;
 
 const SMALL: usize = 300;
@@ -61,8 +61,8 @@ async fn reused() -> (Box<Http1>, StdStream) {
     let socket = Socket::new(tcp, Default::default(), permit);
     let endpoint = Endpoint::from(address);
     let endpoint = EndpointState::new(&"u".into(), endpoint, 1, &Metrics::new());
-    let io = UpstreamIo::Plain(TokioIo::new(socket));
-    let conn = Http1::new(io, Arc::new(endpoint), 65_536).await.unwrap();
+    let io = UpstreamIo::Plain(socket);
+    let conn = Http1::new(io, Arc::new(endpoint), 65_536);
     let mut conn = Box::new(conn);
     for _ in 0..3 {
         let part = server(move || {
@@ -71,10 +71,10 @@ async fn reused() -> (Box<Http1>, StdStream) {
             theirs.write_all(answer).unwrap();
             theirs
         });
-        let response = conn.send(request(SMALL)).await.unwrap();
-        let mut body = UpstreamBody::new(response.into_body(), Link::Http1(conn));
-        while let Some(frame) = body.frame().await {
-            frame.unwrap();
+        conn.send(request(SMALL)).await.unwrap();
+        let mut body = UpstreamBody::Http1(conn);
+        while let Some(data) = body.data().await {
+            data.unwrap();
         }
         conn = body.into_idle().expect("it can carry another");
         theirs = part.join().unwrap();
