@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tidegate_limiter::{Ended, Slot};
+use tidegate_wire::{Dialect, StreamScanner};
+use tokio::time::Instant;
 
 use super::answer::Commit;
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
@@ -16,6 +19,8 @@ use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::UpstreamBody;
 use crate::upstream::http1::Http1;
 
+/// How much of one event is held while an answer is read for nobody.
+const HELD_BYTES: usize = 64 * 1024;
 /// After its last event an answer may take this long to end in HTTP's sense; a connection that does is kept.
 const TAIL_TIME: Duration = Duration::from_millis(100);
 
@@ -29,6 +34,9 @@ pub struct Running {
     worker: Arc<Worker>,
     upstream: Arc<Upstream>,
     background: bool,
+    /// The dialect of its events, if the answer is a stream.
+    events: Option<Dialect>,
+    total: Option<Instant>,
     cut: Signal,
     /// The status was not a success: a broken body is still worth its beginning.
     pub is_error: bool,
@@ -50,6 +58,8 @@ impl Running {
             worker: Arc::clone(commit.worker),
             upstream: Arc::clone(commit.upstream),
             background: commit.background,
+            events: commit.stream.then_some(commit.route.dialect),
+            total: commit.patience.total,
             cut: commit.patience.cut().clone(),
             is_error: false,
         }
@@ -144,15 +154,21 @@ pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
 pub fn never_answered(upstream: &Upstream, held: Held, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
     let Held { slot, waiter, .. } = held;
+    // A server that was sent nothing has nothing to settle.
+    let settle = if record.has_worked() {
+        upstream.settings.settle
+    } else {
+        Duration::ZERO
+    };
     match rejection {
         Rejection::Gone => {
             drop(waiter);
             record.work_ended(WorkEnd::Cancelled);
-            give_back(slot, upstream.settings.settle);
+            give_back(slot, settle);
         }
         Rejection::Timeout(Tier::ResponseHead | Tier::Total) | Rejection::Draining => {
             record.work_ended(WorkEnd::Cancelled);
-            give_back(slot, upstream.settings.settle);
+            give_back(slot, settle);
             waiter.done();
         }
         _ => {
@@ -196,15 +212,15 @@ pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
     };
     record.outcome(outcome, None);
     record.wait_ended(wait);
-    if stalled {
-        record.timed_out(Tier::Write);
-    }
     if tokio::runtime::Handle::try_current().is_err() {
         // The worker is being torn down: the exchange ends with it, the record's drop writes the line.
         return;
     }
     let tasks = running.worker.tasks.clone();
     tasks.spawn(async move {
+        if stalled {
+            record.timed_out(Tier::Write);
+        }
         if running.background {
             read_on(running, &mut record).await;
         } else {
@@ -215,30 +231,57 @@ pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
 }
 
 /// A background response goes on by contract: read it to its end, for nobody, so that its slot is held as long as it runs. It is counted as
-/// abandoned meanwhile, and ends at the latest when the upstream falls silent.
+/// abandoned meanwhile. It ends with its terminal event, and at the latest when the upstream falls silent or its total time is up.
 async fn read_on(running: Running, record: &mut Record) {
     let Running {
         mut body,
         held,
         upstream,
+        events,
+        total,
         cut,
         ..
     } = running;
     let Held { slot, waiter, .. } = held;
     drop(waiter);
     let silence = upstream.settings.timeouts.silence;
-    let (ended, why) = loop {
+    let mut scanner = events.map(|dialect| StreamScanner::new(dialect, HELD_BYTES));
+    let why = loop {
+        let until = Instant::now() + silence;
+        let until = total.map_or(until, |total| total.min(until));
         let data = tokio::select! {
             biased;
-            () = cut.raised() => break (Ended::Cancelled, WorkEnd::Cancelled),
-            data = tokio::time::timeout(silence, body.data()) => data,
+            () = cut.raised() => break WorkEnd::Cancelled,
+            data = body.data() => data,
+            () = tokio::time::sleep_until(until) => break WorkEnd::Cancelled,
         };
         match data {
-            Ok(Some(Ok(_))) => {}
-            Ok(None) => break (Ended::Ok, WorkEnd::Complete),
-            Ok(Some(Err(_))) | Err(_) => break (Ended::Error, WorkEnd::Failed),
+            Some(Ok(data)) => {
+                if sees_the_end(scanner.as_mut(), data, record) {
+                    break WorkEnd::Complete;
+                }
+            }
+            None => break WorkEnd::Complete,
+            Some(Err(_)) => break WorkEnd::Failed,
         }
     };
-    slot.finish(ended);
+    drop(body);
     record.work_ended(why);
+    match why {
+        WorkEnd::Cancelled => give_back(slot, upstream.settings.settle),
+        WorkEnd::Failed => slot.finish(Ended::Error),
+        WorkEnd::Complete | WorkEnd::None => slot.finish(Ended::Ok),
+    }
+}
+
+/// Meters what nobody reads any more; true at the terminal event.
+fn sees_the_end(scanner: Option<&mut StreamScanner>, data: Bytes, record: &mut Record) -> bool {
+    let Some(scanner) = scanner else { return false };
+    scanner.push(data);
+    let mut ended = false;
+    while let Some(piece) = scanner.pop() {
+        record.meter.see(&piece.facts);
+        ended |= piece.facts.terminal.is_some();
+    }
+    ended
 }

@@ -172,7 +172,7 @@ async fn plain(
         record.outcome_if_plain(commit.stream);
         return Ok(Begun::Flowing(
             out,
-            Source::plain(gathered, running.exact_length()),
+            Source::plain(gathered, running.exact_length(), is_json(&head.headers)),
         ));
     }
     let bytes = join(gathered);
@@ -277,7 +277,7 @@ async fn refused(
     if !complete {
         return Ok(Begun::Flowing(
             out,
-            Source::plain(gathered, running.exact_length()),
+            Source::plain(gathered, running.exact_length(), is_json(&head.headers)),
         ));
     }
     let bytes = join(gathered);
@@ -315,7 +315,13 @@ async fn gather(
     gathered: &mut Vec<Bytes>,
 ) -> Result<Gathering, Rejection> {
     let silence = commit.upstream.settings.timeouts.silence;
-    let hold = Instant::now() + COMMIT_HOLD;
+    // An error's shape matters more than its first byte.
+    let hold = if running.is_error {
+        ERROR_BODY_TIME
+    } else {
+        COMMIT_HOLD
+    };
+    let hold = Instant::now() + hold;
     let mut length = 0;
     loop {
         let left = hold.saturating_duration_since(Instant::now());
@@ -400,6 +406,13 @@ fn content_kind(headers: &HeaderMap) -> ContentKind {
         b"text/html" | b"application/xhtml+xml" => ContentKind::Html,
         _ => ContentKind::Other,
     }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers
+        .get(CONTENT_TYPE)
+        .map(|v| v.as_bytes().to_ascii_lowercase());
+    value.is_some_and(|v| memchr::memmem::find(&v, b"json").is_some())
 }
 
 /// A mislabelled stream still begins like one: with a field name, a comment or an empty line.

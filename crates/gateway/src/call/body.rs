@@ -2,20 +2,21 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::downstream::Active;
+use super::downstream::{Active, Reader};
 use super::relay::Relay;
 
 /// Everything that can go downstream.
 #[derive(Debug)]
 pub struct OutBody {
     kind: Kind,
-    /// The connection is busy with this request until its body is gone.
-    _active: Option<Active>,
+    /// Whose reading it is. The connection is busy with this request until its body is gone.
+    reader: Option<(Active, Arc<Reader>)>,
 }
 
 #[derive(Debug)]
@@ -40,7 +41,7 @@ impl OutBody {
     pub fn whole(bytes: Bytes) -> Self {
         Self {
             kind: Kind::Whole((!bytes.is_empty()).then_some(bytes)),
-            _active: None,
+            reader: None,
         }
     }
 
@@ -51,13 +52,13 @@ impl OutBody {
     pub fn relay(relay: Box<Relay>) -> Self {
         Self {
             kind: Kind::Relay(relay),
-            _active: None,
+            reader: None,
         }
     }
 
     #[must_use]
-    pub fn holding(mut self, active: Active) -> Self {
-        self._active = Some(active);
+    pub fn holding(mut self, active: Active, reader: Arc<Reader>) -> Self {
+        self.reader = Some((active, reader));
         self
     }
 }
@@ -70,10 +71,19 @@ impl Body for OutBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        match &mut self.kind {
+        let this = &mut *self;
+        let reader = this.reader.as_ref().map(|(_, reader)| reader);
+        if let Some(reader) = reader {
+            reader.asked();
+        }
+        let polled = match &mut this.kind {
             Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
             Kind::Relay(relay) => relay.poll_frame(cx),
+        };
+        if let (Some(reader), Poll::Ready(Some(Ok(_)))) = (reader, &polled) {
+            reader.handed();
         }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -30,8 +30,6 @@ const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 /// HTTP/2: the reset follows the last event by this much. Clients drop what they have not handed on when the reset is already there
 /// (seen with curl).
 const RESET_AFTER: Duration = Duration::from_millis(20);
-/// Up to this much of a plain answer is kept to read usage from.
-const OBSERVED_BYTES: usize = 1024 * 1024;
 
 /// A relay that lacks only its record.
 #[derive(Debug)]
@@ -151,7 +149,6 @@ impl Relay {
             }
             let now = Instant::now();
             self.clock.polled(now);
-            self.reader.asked();
             if let Some(tier) = self.overdue(now) {
                 self.give_up(tier);
                 continue;
@@ -188,27 +185,31 @@ impl Relay {
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
         self.clock.sent = now;
         self.clock.handed = Some(now);
-        self.reader.handed();
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     /// The next bytes that are here already.
     fn next_ready(&mut self, now: Instant) -> Option<Bytes> {
-        match &mut self.source {
-            Source::Plain { ready, .. } => {
-                let bytes = ready.pop_front()?;
-                self.observe(&bytes);
-                self.record_mut(|r| r.sent_downstream(bytes.len()));
-                Some(bytes)
-            }
-            Source::Events { scanner, first, .. } => {
-                let piece = first.take().or_else(|| scanner.pop())?;
-                self.pass(piece, now)
+        while self.state == State::Flowing {
+            match &mut self.source {
+                Source::Plain { ready, .. } => {
+                    let bytes = ready.pop_front()?;
+                    self.source.observe(&bytes);
+                    self.record_mut(|r| r.sent_downstream(bytes.len()));
+                    return Some(bytes);
+                }
+                Source::Events { scanner, first, .. } => {
+                    let piece = first.take().or_else(|| scanner.pop())?;
+                    if let Some(bytes) = self.pass(piece, now) {
+                        return Some(bytes);
+                    }
+                }
             }
         }
+        None
     }
 
-    /// Looks at a piece and says which of its bytes go on. `None`: look again, the state may have changed.
+    /// Looks at a piece and says which of its bytes go on. `None`: none of them.
     fn pass(&mut self, piece: Piece, now: Instant) -> Option<Bytes> {
         let Piece { bytes, facts } = piece;
         self.see(&facts, now);
@@ -222,7 +223,7 @@ impl Relay {
         };
         *finished |= facts.finished;
         if facts.usage_only && *strip_usage {
-            return self.next_ready(now); // the client did not ask for this event; there may be more behind it
+            return None; // the client did not ask for this event
         }
         self.record_mut(|r| r.sent_downstream(bytes.len()));
         let idle = self.clock.event + self.upstream.settings.timeouts.idle;
@@ -334,14 +335,21 @@ impl Relay {
                     );
                     return Step::Again;
                 }
-                let bytes = rest.and_then(|rest| {
-                    self.see(&rest.facts, now);
-                    Some(rest.bytes).filter(|b| !b.is_empty())
-                });
+                let bytes = rest.and_then(|rest| self.pass_rest(rest, now));
                 self.complete(Outcome::Ok, None);
                 bytes.map_or(Step::Again, Step::Hand)
             }
         }
+    }
+
+    /// What stood behind the last blank line of a complete answer goes on as it is, unless only we asked for it.
+    fn pass_rest(&mut self, rest: Piece, now: Instant) -> Option<Bytes> {
+        self.see(&rest.facts, now);
+        let Source::Events { strip_usage, .. } = &self.source else {
+            return None;
+        };
+        let ours = *strip_usage && rest.facts.usage_only;
+        Some(rest.bytes).filter(|bytes| !bytes.is_empty() && !ours)
     }
 
     /// Nothing came. Is it time to give up, to send a sign of life, or to shut down?
@@ -496,28 +504,8 @@ impl Relay {
         error_event(self.dialect, &text, sequence)
     }
 
-    fn observe(&mut self, bytes: &Bytes) {
-        if let Source::Plain {
-            observed,
-            observed_bytes,
-            ..
-        } = &mut self.source
-        {
-            *observed_bytes += bytes.len();
-            if *observed_bytes <= OBSERVED_BYTES {
-                observed.push(bytes.clone());
-            } else {
-                observed.clear();
-            }
-        }
-    }
-
     fn report_observed(&mut self) {
-        let Source::Plain { observed, .. } = &mut self.source else {
-            return;
-        };
-        let whole = std::mem::take(observed).concat();
-        let facts = answer_facts(self.dialect, &whole);
+        let facts = answer_facts(self.dialect, &self.source.observed());
         if let (Some(usage), Some(record)) = (facts.usage, &mut self.record) {
             record.meter.report(&usage);
         }

@@ -233,6 +233,11 @@ impl Record {
         self.wait.is_some()
     }
 
+    /// Something was sent upstream.
+    pub fn has_worked(&self) -> bool {
+        self.worked
+    }
+
     pub fn has_first_byte(&self) -> bool {
         self.times.first_byte_ms.is_some()
     }
@@ -315,6 +320,10 @@ impl Record {
             Some((why, at)) if why != WorkEnd::None => Some((why, at)),
             _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),
         };
+        if self.phase != Phase::Done {
+            // The phase it ended in counts like those it passed through.
+            self.phase(self.phase);
+        }
         let used = self.meter.settle();
         self.count(outcome, wait, waited, &used);
         if !self.log.is_on() {

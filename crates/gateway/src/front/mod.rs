@@ -49,8 +49,12 @@ impl Answers for Front {
         let active = downstream.enter();
         let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
         let answer = async move {
-            let response = front.respond(request, downstream, reader, left).await;
-            response.map(|body| body.holding(active))
+            let response = front
+                .respond(request, downstream, Arc::clone(&reader), left)
+                .await;
+            // From here on it is the client's turn to read.
+            reader.handed();
+            response.map(|body| body.holding(active, reader))
         };
         Handover::new(answer, gone, self.worker.tasks.clone())
     }

@@ -33,11 +33,8 @@ fn feed<'a>(
     let mut body = Vec::new();
     for piece in pieces {
         unread.extend_from_slice(piece);
-        loop {
-            match decoder.decode(&mut unread)? {
-                Decoded::Data(bytes) => body.extend_from_slice(&bytes),
-                Decoded::More | Decoded::End => break,
-            }
+        while let Decoded::Data(bytes) = decoder.decode(&mut unread)? {
+            body.extend_from_slice(&bytes);
         }
     }
     Ok((body, decoder.is_done(), unread.to_vec()))
