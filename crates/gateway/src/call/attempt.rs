@@ -178,11 +178,15 @@ impl Trial<'_> {
                     .patience
                     .within(Tier::ResponseHead, limit, place.conn.send(request))
                     .await?;
+                let reused = place.reused;
+                if sent.as_ref().is_err_and(|failed| failed.unsent) {
+                    place.retire();
+                }
                 let begun = sent.map(|response| {
                     let (parts, body) = response.into_parts();
                     (parts, UpstreamBody::Http2 { body, place })
                 });
-                (begun, true)
+                (begun, reused)
             }
         };
         Ok(sent.map_err(|failed| {

@@ -8,7 +8,8 @@
 pub enum Failure {
     /// No connection: nothing was sent.
     NotConnected,
-    /// The connection ended before an answer began. `unsent`: provably no byte of the request was accepted.
+    /// The exchange ended before an answer began. `reused`: on a connection that was there before the call. `unsent`: provably no server
+    /// began to work on the request.
     Broke { reused: bool, unsent: bool },
 }
 
@@ -21,8 +22,9 @@ pub enum Next {
     GiveUp,
 }
 
-/// `others`: there are endpoints that were not tried. `fresh`: this attempt was already made on a connection of its own.
-/// `repeatable`: the body can be sent again.
+/// `others`: there are endpoints that were not tried. `repeatable`: the body can be sent again.
+///
+/// This ends: what breaks on a connection made for the call is not tried again, and each endpoint is gone to once.
 pub fn next(failure: Failure, others: bool, repeatable: bool) -> Next {
     match failure {
         Failure::NotConnected if others => Next::OtherEndpoint,

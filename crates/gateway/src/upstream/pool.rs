@@ -5,7 +5,7 @@
 //! shorter than the servers' own (4.7–4.8 s measured for uvicorn and llama.cpp), so a connection is hardly ever taken while it is being closed.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::exchange::Http2;
 use super::http1::Http1;
 
 /// Streams on one HTTP/2 connection before another is opened, if the server allows as many.
-const STREAMS_PER_CONNECTION: usize = 100;
+pub(super) const STREAMS_PER_CONNECTION: usize = 100;
 
 #[derive(Debug, Default)]
 pub struct Pool {
@@ -39,31 +39,47 @@ struct Idle {
 #[derive(Debug)]
 struct Shared {
     conn: Http2,
-    streams: Arc<AtomicUsize>,
+    use_of: Arc<Use>,
     idle: Duration,
     idle_since: Option<Instant>,
+}
+
+/// What is on a shared connection.
+#[derive(Debug, Default)]
+struct Use {
+    streams: AtomicUsize,
+    /// It turned a stream away: it takes no more of them.
+    retired: AtomicBool,
 }
 
 /// A stream's place on a shared connection; dropped with the exchange.
 #[derive(Debug)]
 pub struct StreamPlace {
     pub conn: Http2,
-    streams: Arc<AtomicUsize>,
+    /// The connection was there before this call.
+    pub reused: bool,
+    use_of: Arc<Use>,
 }
 
 impl StreamPlace {
-    fn new(conn: Http2, streams: &Arc<AtomicUsize>) -> Self {
-        streams.fetch_add(1, Ordering::Relaxed);
+    fn new(conn: Http2, use_of: &Arc<Use>, reused: bool) -> Self {
+        use_of.streams.fetch_add(1, Ordering::Relaxed);
         Self {
             conn,
-            streams: Arc::clone(streams),
+            reused,
+            use_of: Arc::clone(use_of),
         }
+    }
+
+    /// Later calls leave the connection alone; it closes with its last stream.
+    pub fn retire(&self) {
+        self.use_of.retired.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for StreamPlace {
     fn drop(&mut self) {
-        self.streams.fetch_sub(1, Ordering::Relaxed);
+        self.use_of.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -93,16 +109,14 @@ impl Pool {
                 return Some(Checkout::Http1(idle.conn));
             }
         }
-        shelf.shared.retain(|s| !s.conn.sender.is_closed());
+        shelf.shared.retain(Shared::is_open);
         let open = shelf
             .shared
             .iter_mut()
-            .find(|s| s.streams.load(Ordering::Relaxed) < s.streams_max())?;
+            .find(|s| s.streams() < s.streams_max())?;
         open.idle_since = None;
-        Some(Checkout::Http2(StreamPlace::new(
-            open.conn.clone(),
-            &open.streams,
-        )))
+        let place = StreamPlace::new(open.conn.clone(), &open.use_of, true);
+        Some(Checkout::Http2(place))
     }
 
     /// Waits for the right to open one more connection to the endpoint.
@@ -138,15 +152,15 @@ impl Pool {
 
     /// Offers a new HTTP/2 connection to later calls; the first stream's place is returned.
     pub fn share(&self, endpoint: &Arc<EndpointState>, conn: Http2, idle: Duration) -> StreamPlace {
-        let streams = Arc::new(AtomicUsize::new(0));
-        let place = StreamPlace::new(conn.clone(), &streams);
+        let use_of = Arc::default();
+        let place = StreamPlace::new(conn.clone(), &use_of, false);
         self.lock()
             .entry(key(endpoint))
             .or_default()
             .shared
             .push(Shared {
                 conn,
-                streams,
+                use_of,
                 idle,
                 idle_since: None,
             });
@@ -176,12 +190,21 @@ impl Pool {
 }
 
 impl Shared {
+    fn streams(&self) -> usize {
+        self.use_of.streams.load(Ordering::Relaxed)
+    }
+
     fn streams_max(&self) -> usize {
         self.conn.streams_max().min(STREAMS_PER_CONNECTION)
     }
 
+    /// It takes streams.
+    fn is_open(&self) -> bool {
+        !self.conn.sender.is_closed() && !self.use_of.retired.load(Ordering::Relaxed)
+    }
+
     fn keep(&mut self, now: Instant) -> bool {
-        if self.streams.load(Ordering::Relaxed) > 0 {
+        if self.streams() > 0 {
             self.idle_since = None;
         } else {
             let since = *self.idle_since.get_or_insert(now);
@@ -189,6 +212,6 @@ impl Shared {
                 return false;
             }
         }
-        !self.conn.sender.is_closed()
+        self.is_open()
     }
 }

@@ -427,6 +427,27 @@ async fn only_streams_that_were_not_processed_are_sent_again() {
     assert_eq!(up.truth().calls_begun, before + 1);
 }
 
+/// A server that turns away even the first stream of a new connection gets no second new one from the same call.
+#[tokio::test]
+async fn a_server_that_refuses_every_stream_is_not_asked_for_ever() {
+    let up = upstream(Script::default()).await;
+    let refuses = H2Options {
+        refuse_after: Some(0),
+        ..H2Options::default()
+    };
+    let h2 = front(&up, refuses).await;
+    let gate = gateway_at(h2.addr(), over_http2);
+    for call in 1..=3 {
+        let mut client = gate.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(client.final_head().await.expect("head").status, 502);
+        assert!(h2.truth().connections_accepted <= 2 * call, "call {call}");
+    }
+    h2.wait_for(|t| t.connections_open == 0, SOON)
+        .await
+        .expect("none is kept");
+    gate.settled(&up).await;
+}
+
 /// The upstream's stream is reset when the client leaves, and its connection lives on.
 #[tokio::test]
 async fn a_client_that_leaves_resets_the_upstreams_stream() {
