@@ -18,7 +18,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use super::http1::Http1;
-use super::pool::StreamPlace;
+use super::pool::{STREAMS_PER_CONNECTION, StreamPlace};
 use super::socket::UpstreamIo;
 
 /// What is sent upstream: whole, or as it comes from the client.
@@ -103,6 +103,16 @@ pub struct SendError {
     pub unsent: bool,
 }
 
+/// The windows of a stream and of the connection: so large that streams whose readers have stopped, be they all but one, do not use up the
+/// credit of the last.
+fn windows(buffer_bytes: usize) -> (u32, u32) {
+    const WINDOW_MAX: u32 = u32::MAX >> 1;
+    const SHARES: u32 = STREAMS_PER_CONNECTION as u32 + 1;
+    let stream = u32::try_from(buffer_bytes).unwrap_or(u32::MAX);
+    let stream = stream.clamp(65_535, WINDOW_MAX / SHARES);
+    (stream, stream * SHARES)
+}
+
 /// A handle to a shared HTTP/2 connection.
 #[derive(Clone)]
 pub struct Http2 {
@@ -123,14 +133,13 @@ impl Http2 {
         buffer_bytes: usize,
         spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>),
     ) -> Result<Self, hyper::Error> {
-        let window = u32::try_from(buffer_bytes.max(65_535)).unwrap_or(u32::MAX >> 1);
+        let (stream_window, connection_window) = windows(buffer_bytes);
         let (sender, mut conn) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             // Until the server has said how many it allows.
             .initial_max_send_streams(1)
-            .initial_stream_window_size(window)
-            // One stream whose reader stopped must not use up the others' credit.
-            .initial_connection_window_size(window.saturating_mul(64).min(u32::MAX >> 1))
+            .initial_stream_window_size(stream_window)
+            .initial_connection_window_size(connection_window)
             // A connection that died without FIN is noticed here, and only while something waits on it.
             .keep_alive_interval(std::time::Duration::from_secs(10))
             .keep_alive_timeout(std::time::Duration::from_secs(10))

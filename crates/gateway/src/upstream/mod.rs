@@ -16,6 +16,8 @@ pub mod connect;
 pub mod endpoint;
 pub mod exchange;
 pub mod http1;
+#[cfg(test)]
+mod http2_tests;
 pub mod pick;
 pub mod pool;
 pub mod registry;
