@@ -39,6 +39,8 @@ struct Idle {
 #[derive(Debug)]
 struct Shared {
     conn: Http2,
+    /// Held, as [`Idle`] holds it: while anything is on a shelf, the address that is its key belongs to this endpoint and no other.
+    endpoint: Arc<EndpointState>,
     use_of: Arc<Use>,
     idle: Duration,
     idle_since: Option<Instant>,
@@ -160,6 +162,7 @@ impl Pool {
             .shared
             .push(Shared {
                 conn,
+                endpoint: Arc::clone(endpoint),
                 use_of,
                 idle,
                 idle_since: None,
@@ -208,7 +211,7 @@ impl Shared {
             self.idle_since = None;
         } else {
             let since = *self.idle_since.get_or_insert(now);
-            if now.duration_since(since) >= self.idle {
+            if now.duration_since(since) >= self.idle || self.endpoint.is_wanted() {
                 return false;
             }
         }
