@@ -19,6 +19,7 @@ use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
 use crate::upstream::http1::Http1;
 use crate::upstream::pool::Checkout;
+use crate::upstream::socket::UpstreamIo;
 use crate::upstream::{EndpointState, Upstream, connect, pick};
 
 /// A request under way, answered as far as its head.
@@ -283,18 +284,28 @@ impl Trial<'_> {
             Ok(done) => done,
             Err(failed) => return Ok(Err(failed)),
         };
+        if http2 {
+            return self.shake(io).await;
+        }
         self.endpoint.restore();
         let buffer = self.worker.stream_buffer_bytes;
-        if !http2 {
-            let conn = Http1::new(io, Arc::clone(self.endpoint), buffer);
-            return Ok(Ok(Checkout::Http1(Box::new(conn))));
-        }
+        let conn = Http1::new(io, Arc::clone(self.endpoint), buffer);
+        Ok(Ok(Checkout::Http1(Box::new(conn))))
+    }
+
+    /// The handshake of HTTP/2, under the limit of the one before it.
+    async fn shake(&self, io: UpstreamIo) -> Result<Result<Checkout, Failed>, Rejection> {
         let drivers = self.worker.drivers.clone();
-        let shake = Http2::new(io, buffer, move |driver| {
+        let shake = Http2::new(io, self.worker.stream_buffer_bytes, move |driver| {
             drivers.spawn(driver);
         });
-        let shake = self.patience.within(Tier::Tls, timeouts.tls, shake).await?;
-        let conn = shake.map_err(|_| Rejection::Connect(ConnectFailure::Unreachable))?;
+        let limit = self.upstream.settings.timeouts.tls;
+        let shake = self.patience.within(Tier::Tls, limit, shake).await;
+        let conn = match self.connected(shake, |_| ConnectFailure::Unreachable)? {
+            Ok(conn) => conn,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        self.endpoint.restore();
         let place = self
             .worker
             .pool

@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use super::http1::Http1;
 use super::pool::{STREAMS_PER_CONNECTION, StreamPlace};
+use super::preface::Preface;
 use super::socket::UpstreamIo;
 
 /// What is sent upstream: whole, or as it comes from the client.
@@ -127,13 +128,19 @@ impl fmt::Debug for Http2 {
 }
 
 impl Http2 {
-    /// Opens the connection; `spawn` runs its driver until it ends.
+    /// Opens the connection and waits until the server has said its settings: what says none is no HTTP/2 server, and nothing of a call was
+    /// sent to it. `spawn` runs the driver until the connection ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes the connection.
     pub async fn new(
         io: UpstreamIo,
         buffer_bytes: usize,
         spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>),
-    ) -> Result<Self, hyper::Error> {
+    ) -> io::Result<Self> {
         let (stream_window, connection_window) = windows(buffer_bytes);
+        let (io, settings) = Preface::new(io);
         let (sender, mut conn) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             // Until the server has said how many it allows.
@@ -145,7 +152,8 @@ impl Http2 {
             .keep_alive_timeout(std::time::Duration::from_secs(10))
             .keep_alive_while_idle(false)
             .handshake(TokioIo::new(io))
-            .await?;
+            .await
+            .map_err(io::Error::other)?;
         let streams_max = Arc::new(AtomicUsize::new(1));
         let told = Arc::clone(&streams_max);
         spawn(Box::pin(async move {
@@ -158,6 +166,9 @@ impl Http2 {
                 tracing::debug!(%error, "http/2 upstream connection ended");
             }
         }));
+        settings
+            .await
+            .map_err(|_| io::Error::other("the server does not speak HTTP/2"))?;
         Ok(Self {
             sender,
             streams_max,

@@ -20,6 +20,7 @@ pub mod http1;
 mod http2_tests;
 pub mod pick;
 pub mod pool;
+mod preface;
 pub mod registry;
 pub mod route;
 pub mod socket;

@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
 use crate::support::{
-    CHAT, Gate, LOCALHOST, MESSAGES, SOON, gateway, gateway_at, only, slots, stream, upstream,
-    whole,
+    CHAT, Gate, LOCALHOST, MESSAGES, SOON, endpoint, gateway, gateway_at, only, slots, stream,
+    upstream, whole,
 };
 
 /// A client connection with prior knowledge, without TLS.
@@ -446,6 +446,39 @@ async fn a_server_that_refuses_every_stream_is_not_asked_for_ever() {
         .await
         .expect("none is kept");
     gate.settled(&up).await;
+}
+
+/// A port that takes connections and speaks no HTTP/2, or nothing, is like one that takes none: left out, and the call goes elsewhere.
+#[tokio::test]
+async fn an_endpoint_without_a_handshake_is_left_out() {
+    let up = upstream(Script::default()).await;
+    let h2 = front(&up, H2Options::default()).await;
+    for silent in [false, true] {
+        let listener = tokio::net::TcpListener::bind(LOCALHOST)
+            .await
+            .expect("a port");
+        let mute = listener.local_addr().expect("an address");
+        let taking = tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((tcp, _)) = listener.accept().await {
+                held.extend(silent.then_some(tcp));
+            }
+        });
+        let gate = gateway_at(mute, |c| {
+            over_http2(c);
+            only(c).endpoints.push(endpoint(h2.addr()));
+            only(c).timeouts.tls = Duration::from_millis(200);
+            only(c).pool.eject = Duration::from_secs(60);
+        });
+        let before = up.truth().calls_begun;
+        for _ in 0..10 {
+            let mut client = gate.post(CHAT, &whole(json!({}))).await;
+            assert_eq!(client.final_head().await.expect("head").status, 200);
+        }
+        assert_eq!(up.truth().calls_begun, before + 10);
+        assert_eq!(gate.metric("endpoint_ejected", &[]), 1.0);
+        taking.abort();
+    }
 }
 
 /// The upstream's stream is reset when the client leaves, and its connection lives on.
