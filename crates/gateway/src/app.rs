@@ -138,6 +138,9 @@ impl Gateway {
             metrics: Arc::clone(&metrics),
             access_log,
             bodies: Arc::new(BodyBudget::new(metrics.request_bodies_bytes.clone())),
+            listings: Arc::new(tokio::sync::Semaphore::new(
+                crate::call::listing::LISTS_AT_ONCE,
+            )),
             cut: signals.cut.clone(),
         });
         let workers = workers(&caller, &settings, &tasks).map_err(StartError::Thread)?;

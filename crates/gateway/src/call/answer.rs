@@ -176,6 +176,9 @@ async fn plain(
         ));
     }
     let bytes = join(gathered);
+    if ends_with_connection(head) && is_json(&head.headers) && !is_whole_json(&bytes) {
+        return Err(Rejection::Truncated);
+    }
     let facts = answer_facts(commit.route.dialect, &bytes);
     if let Some(usage) = &facts.usage {
         record.meter.report(usage);
@@ -406,6 +409,17 @@ fn content_kind(headers: &HeaderMap) -> ContentKind {
         b"text/html" | b"application/xhtml+xml" => ContentKind::Html,
         _ => ContentKind::Other,
     }
+}
+
+/// HTTP says nothing of where such a body ends: a server that died looks like one that is done.
+fn ends_with_connection(head: &response::Parts) -> bool {
+    let framed =
+        head.headers.contains_key(CONTENT_LENGTH) || head.headers.contains_key(TRANSFER_ENCODING);
+    !framed && head.version < http::Version::HTTP_2
+}
+
+fn is_whole_json(bytes: &[u8]) -> bool {
+    serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -19,6 +19,8 @@ use crate::upstream::Upstream;
 
 /// Longest that a list may take: a person waits for it.
 const LIST_TIME: Duration = Duration::from_secs(5);
+/// Lists that are fetched at once, over all workers.
+pub const LISTS_AT_ONCE: usize = 4;
 /// Longest list that is read.
 const LIST_BYTES: usize = 4 * 1024 * 1024;
 
@@ -33,6 +35,8 @@ pub async fn fetch(
     gone: Arc<Gone>,
 ) -> Result<Vec<ModelEntry>, Rejection> {
     let patience = Patience::new(gone, caller.cut.clone());
+    let turn = caller.listings.acquire();
+    let _turn = patience.within(Tier::Pool, LIST_TIME, turn).await?;
     let body = patience
         .within(
             Tier::ResponseHead,

@@ -70,6 +70,8 @@ pub struct Caller {
     pub metrics: Arc<Metrics>,
     pub access_log: AccessLog,
     pub bodies: Arc<BodyBudget>,
+    /// Lists of models that are fetched at once; they need no slot, so they must not use up the connections.
+    pub listings: Arc<tokio::sync::Semaphore>,
     /// Fires at the drain deadline: what still waits or streams is told and ended.
     pub cut: Signal,
 }
@@ -194,7 +196,8 @@ async fn line(
     let received = upload::receive(caller, &generation, &patience, route, (&headers, body)).await?;
     record.received(&received);
 
-    let (target, peek) = find_target(&generation.routes, route, &received)?;
+    let (target, peek) = find_target(&generation.routes, route, &received)
+        .inspect_err(|why| record.refused_model(why))?;
     record.routed(&target, peek.as_ref());
     let upstream = Arc::clone(target.upstream);
     let stream = peek.as_ref().is_some_and(|p| p.stream);
@@ -322,7 +325,10 @@ fn find_target<'a>(
     };
     let peek = match (peek(body, route.dialect), route.model) {
         (Ok(peek), _) => peek,
-        (Err(_), ModelIn::BodyIfJson) => return Ok((default()?, None)),
+        // What looks like a JSON object is taken at its word: a model that is hidden from us must not reach an upstream.
+        (Err(_), ModelIn::BodyIfJson) if !body.trim_ascii_start().starts_with(b"{") => {
+            return Ok((default()?, None));
+        }
         (Err(error), _) => return Err(Rejection::MalformedBody(error)),
     };
     let target = match &peek.model {

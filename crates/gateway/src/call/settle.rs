@@ -51,6 +51,15 @@ pub struct Record {
     settled: bool,
 }
 
+/// What is known of a request that never became a call.
+#[derive(Debug)]
+pub struct Edge {
+    pub peer: SocketAddr,
+    pub method: Method,
+    pub path: String,
+    pub dialect: Dialect,
+}
+
 /// What is known of a call from its beginning.
 #[derive(Debug)]
 struct Who {
@@ -124,6 +133,32 @@ impl Record {
         }
     }
 
+    /// For a request that the front turned away: no route, no key.
+    pub fn at_the_edge(caller: &Caller, id: &Arc<str>, request: Edge, generation: u64) -> Self {
+        let Edge {
+            peer,
+            method,
+            path,
+            dialect,
+        } = request;
+        let who = Who {
+            id: Arc::clone(id),
+            route: RouteFacts {
+                name: "none",
+                dialect,
+                model: ModelIn::Nowhere,
+                can_ask_usage: false,
+            },
+            principal: Principal::nobody(),
+            peer,
+            method,
+            path: shown(&path).to_owned(),
+            client_retry: None,
+            generation,
+        };
+        Self::new(caller, caller.access_log.clone(), who)
+    }
+
     /// For an exchange that is no call: nothing is written.
     pub fn unwritten(caller: &Caller) -> Self {
         let who = Who {
@@ -183,6 +218,13 @@ impl Record {
         if let Some(peek) = peek {
             self.model = peek.model.as_deref().map(|m| shown(m).to_owned());
             self.stream = peek.stream;
+        }
+    }
+
+    /// The one fact needed when somebody asks for a model that is not here.
+    pub fn refused_model(&mut self, why: &Rejection) {
+        if let Rejection::UnknownModel(model) = why {
+            self.model = Some(shown(model).to_owned());
         }
     }
 

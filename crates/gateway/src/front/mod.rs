@@ -11,6 +11,7 @@ use crate::auth::Denied;
 use crate::call::body::OutBody;
 use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::call::handover::{Gone, Handover};
+use crate::call::settle::{Edge, Record};
 use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
 
 pub mod cors;
@@ -76,6 +77,11 @@ impl Front {
             Ok(place) => place.dialect(),
             Err(misrouted) => misrouted.dialect,
         };
+        let (method, uri, peer) = (
+            request.method().clone(),
+            request.uri().clone(),
+            downstream.peer,
+        );
         let arrival = Arrival {
             id: Arc::clone(&id),
             downstream,
@@ -88,8 +94,14 @@ impl Front {
                 .route(request, &generation, place, arrival)
                 .await
                 .unwrap_or_else(|rejection| {
-                    self.count(&rejection);
-                    reject::respond(&rejection, dialect, &id)
+                    let path = uri.path().to_owned();
+                    let edge = Edge {
+                        peer,
+                        method,
+                        path,
+                        dialect,
+                    };
+                    self.turn_away(&rejection, edge, &id, generation.number)
                 }),
         };
         cors::allow(
@@ -170,6 +182,22 @@ impl Front {
                 Ok(response)
             }
         }
+    }
+
+    /// Answers a request that never became a call; it leaves a line all the same, since somebody will ask for it by its id.
+    fn turn_away(
+        &self,
+        rejection: &Rejection,
+        edge: Edge,
+        id: &Arc<str>,
+        generation: u64,
+    ) -> Response<OutBody> {
+        self.count(rejection);
+        let response = reject::respond(rejection, edge.dialect, id);
+        let mut record = Record::at_the_edge(&self.caller, id, edge, generation);
+        record.refused(rejection, response.status().as_u16());
+        record.settle();
+        response
     }
 
     fn count(&self, rejection: &Rejection) {

@@ -122,6 +122,12 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
             }),
         };
     }
+    if KNOWN
+        .iter()
+        .any(|known| path.trim_end_matches('/') == known.path)
+    {
+        return misrouted(Rejection::NotFound);
+    }
     if path == "/v1/models" {
         return if is_read(method) {
             Ok(Place::new(Route::Models, uri))
@@ -166,6 +172,12 @@ fn check(path: &str) -> Result<(), &'static str> {
     {
         return Err("it must not hold an encoded slash, backslash or control character");
     }
+    if path.contains(';') {
+        return Err("it must not hold path parameters");
+    }
+    if encodes_needlessly(path) {
+        return Err("it must not encode letters, digits, `-`, `.`, `_` or `~`");
+    }
     let dots = lower.replace("%2e", ".");
     if dots
         .split('/')
@@ -174,6 +186,16 @@ fn check(path: &str) -> Result<(), &'static str> {
         return Err("it must not hold dot segments");
     }
     Ok(())
+}
+
+/// `%63` for `c`: some servers decode it, so that the path would mean one thing here and another there (RFC 3986 §2.3).
+fn encodes_needlessly(path: &str) -> bool {
+    path.split('%').skip(1).any(|rest| {
+        let code = rest
+            .get(..2)
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        code.is_none_or(|c| c.is_ascii_alphanumeric() || b"-._~".contains(&c))
+    })
 }
 
 #[cfg(test)]
@@ -246,6 +268,9 @@ mod tests {
             "/v1/a%5Cb",
             "/v1/%00",
             "/v1/./x",
+            "/v1/%63hat/completions",
+            "/v1/x%zz",
+            "/v1/chat/completions;x",
         ] {
             assert!(
                 matches!(

@@ -145,7 +145,10 @@ impl AccessLog {
         let reader = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("access-log".into())
-            .spawn(move || write_all(&reader, out))
+            .spawn({
+                let lost = dropped.clone();
+                move || write_all(&reader, out, &lost)
+            })
             .ok();
         (
             Self {
@@ -186,7 +189,7 @@ impl AccessLog {
 }
 
 /// The writer's life: sleep until there is something, gather for a moment, write it in one go.
-fn write_all(shared: &Shared, mut out: impl Write) {
+fn write_all(shared: &Shared, mut out: impl Write, lost: &Counter) {
     let mut batch = Vec::new();
     loop {
         let mut buffer = shared.lock();
@@ -211,7 +214,9 @@ fn write_all(shared: &Shared, mut out: impl Write) {
         std::mem::swap(&mut batch, &mut buffer.bytes);
         drop(buffer);
         // A closed pipe must not end the gateway: the lines are lost, as they would be without us.
-        let _ = out.write_all(&batch).and_then(|()| out.flush());
+        if out.write_all(&batch).and_then(|()| out.flush()).is_err() {
+            lost.inc_by(memchr::memchr_iter(b'\n', &batch).count() as u64);
+        }
         batch.clear();
         batch.shrink_to(URGENT_BYTES);
     }
