@@ -20,6 +20,7 @@ use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
 use crate::upstream::http1::Http1;
 use crate::upstream::pool::Checkout;
 use crate::upstream::socket::UpstreamIo;
+use crate::upstream::upload::UploadError;
 use crate::upstream::{EndpointState, Upstream, connect, pick};
 
 /// A request under way, answered as far as its head.
@@ -193,7 +194,12 @@ impl Trial<'_> {
         Ok(sent.map_err(|failed| {
             tracing::debug!(error = %failed.error, endpoint = %self.endpoint.authority, reused, unsent = failed.unsent, "no answer");
             let failure = Failure::Broke { reused, unsent: failed.unsent };
-            Failed { failure, rejection: Rejection::Broken }
+            let rejection = match failed.error.upload() {
+                Some(UploadError::Broken) => Rejection::Gone,
+                Some(UploadError::Slow) => Rejection::Timeout(Tier::RequestBody),
+                None => Rejection::Broken,
+            };
+            Failed { failure, rejection }
         }))
     }
 

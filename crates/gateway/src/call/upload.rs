@@ -17,9 +17,8 @@ use super::deadline::{Patience, Tier};
 use super::outcome::Rejection;
 use super::{Caller, Generation, ModelIn, RouteFacts};
 use crate::upstream::exchange::RequestBody;
+use crate::upstream::upload::{PROGRESS_BYTES, Streamed};
 
-/// A client must send at least this much per `request_body` time, or the rest of its body.
-const PROGRESS_BYTES: usize = 1024;
 /// Reserved at once for a body of announced length; more only as it really comes.
 const RESERVE_BYTES: usize = 256 * 1024;
 
@@ -76,7 +75,7 @@ pub enum Upload {
     /// In memory: may be looked at, edited, and sent a second time as long as no answer has begun.
     Whole { body: Bytes, lease: Arc<Lease> },
     /// As it comes from the client. Never sent twice.
-    Streamed { body: Incoming, length: Option<u64> },
+    Streamed { body: Streamed, length: Option<u64> },
     /// There is none, or it is on its way already.
     Gone,
 }
@@ -148,6 +147,7 @@ pub async fn receive(
             // Without an announced length the bound could only be noticed in mid-request: read it whole instead.
             return whole(caller, generation, patience, body, None).await;
         }
+        let body = Streamed::new(body, generation.timeouts().request_body);
         return Ok(Upload::Streamed { body, length });
     }
     whole(caller, generation, patience, body, length).await

@@ -21,32 +21,33 @@ use super::http1::Http1;
 use super::pool::{STREAMS_PER_CONNECTION, StreamPlace};
 use super::preface::Preface;
 use super::socket::UpstreamIo;
+use super::upload::{Streamed, UploadError};
 
 /// What is sent upstream: whole, or as it comes from the client.
 #[derive(Debug)]
 pub enum RequestBody {
     Whole(Option<Bytes>),
-    Streamed(Incoming),
+    Streamed(Streamed),
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = UploadError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
-            Self::Streamed(body) => Pin::new(body).poll_frame(cx),
+            Self::Streamed(body) => body.poll_data(cx).map_ok(Frame::data),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
-            Self::Streamed(body) => body.is_end_stream(),
+            Self::Streamed(body) => body.is_done(),
         }
     }
 
@@ -55,7 +56,13 @@ impl Body for RequestBody {
             Self::Whole(bytes) => {
                 http_body::SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64))
             }
-            Self::Streamed(body) => body.size_hint(),
+            Self::Streamed(body) => {
+                let left = body.left();
+                left.map_or_else(
+                    http_body::SizeHint::default,
+                    http_body::SizeHint::with_exact,
+                )
+            }
         }
     }
 }
@@ -69,8 +76,8 @@ pub enum Failure {
     Closed,
     /// The answer is not HTTP.
     Malformed(&'static str),
-    /// The client's own body broke off.
-    Request,
+    /// The client's own body did not come to its end.
+    Request(UploadError),
     Http2(hyper::Error),
 }
 
@@ -80,8 +87,21 @@ impl fmt::Display for Failure {
             Self::Io(error) => error.fmt(f),
             Self::Closed => f.write_str("the server hung up"),
             Self::Malformed(what) => write!(f, "the server's answer is malformed: {what}"),
-            Self::Request => f.write_str("the client's body broke off"),
+            Self::Request(error) => error.fmt(f),
             Self::Http2(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Failure {
+    /// It is the client's body that failed, not the server.
+    pub fn upload(&self) -> Option<UploadError> {
+        match self {
+            Self::Request(error) => Some(*error),
+            Self::Http2(error) => std::error::Error::source(error)
+                .and_then(|e| e.downcast_ref())
+                .copied(),
+            Self::Io(_) | Self::Closed | Self::Malformed(_) => None,
         }
     }
 }
@@ -91,7 +111,7 @@ impl std::error::Error for Failure {
         match self {
             Self::Io(error) => error.source(),
             Self::Http2(error) => error.source(),
-            Self::Closed | Self::Malformed(_) | Self::Request => None,
+            Self::Closed | Self::Malformed(_) | Self::Request(_) => None,
         }
     }
 }

@@ -24,6 +24,7 @@ mod preface;
 pub mod registry;
 pub mod route;
 pub mod socket;
+pub mod upload;
 
 pub use endpoint::EndpointState;
 

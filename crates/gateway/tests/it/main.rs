@@ -27,3 +27,4 @@ mod storms;
 mod streams;
 mod timeouts;
 mod tls;
+mod uploads;

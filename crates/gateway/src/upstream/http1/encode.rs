@@ -7,11 +7,10 @@ use std::task::{Context, Poll};
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderMap, Method, Request};
-use http_body::Body;
-use hyper::body::Incoming;
 use tokio::io::AsyncWrite;
 
 use crate::upstream::exchange::{Failure, RequestBody};
+use crate::upstream::upload::{Streamed, UploadError};
 
 /// What is still to be written of one request.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub(super) struct Outgoing {
 /// A body that comes from the client while it is sent.
 #[derive(Debug)]
 struct Rest {
-    body: Box<Incoming>,
+    body: Streamed,
     left: u64,
 }
 
@@ -51,15 +50,8 @@ impl Outgoing {
             }
             RequestBody::Streamed(body) => {
                 // Streamed only if its length was announced; see `call::upload`.
-                let left = body.size_hint().exact().unwrap_or(0);
-                (
-                    Bytes::new(),
-                    Some(Rest {
-                        body: Box::new(body),
-                        left,
-                    }),
-                    left,
-                )
+                let left = body.left().unwrap_or(0);
+                (Bytes::new(), Some(Rest { body, left }), left)
             }
         };
         let target = parts.uri.path_and_query().map_or("/", |t| t.as_str());
@@ -123,21 +115,22 @@ impl Outgoing {
         let Some(rest) = &mut self.rest else {
             return Ok(true);
         };
-        match Pin::new(&mut *rest.body).poll_frame(cx) {
+        match rest.body.poll_data(cx) {
             Poll::Pending => Ok(false),
-            Poll::Ready(Some(Ok(frame))) => {
-                self.data = frame.into_data().unwrap_or_default();
+            Poll::Ready(Some(Ok(data))) => {
+                self.data = data;
                 rest.left = rest
                     .left
                     .checked_sub(self.data.len() as u64)
-                    .ok_or(Failure::Request)?;
+                    .ok_or(Failure::Request(UploadError::Broken))?;
                 Ok(true)
             }
             Poll::Ready(None) if rest.left == 0 => {
                 self.rest = None;
                 Ok(true)
             }
-            Poll::Ready(None | Some(Err(_))) => Err(Failure::Request),
+            Poll::Ready(None) => Err(Failure::Request(UploadError::Broken)),
+            Poll::Ready(Some(Err(error))) => Err(Failure::Request(error)),
         }
     }
 }
