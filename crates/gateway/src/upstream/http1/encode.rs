@@ -86,10 +86,14 @@ impl Outgoing {
                 continue;
             }
             if self.rest.is_some() {
-                if !self.poll_rest(cx)? {
-                    return Ok(None);
+                if self.poll_rest(cx)? {
+                    continue;
                 }
-                continue;
+                // TLS keeps what the kernel had no room for; it is not to wait for the client's next bytes.
+                return match Pin::new(&mut *io).poll_flush(cx) {
+                    Poll::Ready(Err(error)) => Ok(Some(error)),
+                    Poll::Ready(Ok(())) | Poll::Pending => Ok(None),
+                };
             }
             match Pin::new(&mut *io).poll_flush(cx) {
                 Poll::Ready(Ok(())) => self.flushed = true,

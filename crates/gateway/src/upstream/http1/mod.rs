@@ -11,9 +11,12 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, StatusCode, response};
+use tokio::io::{AsyncRead as _, ReadBuf};
+use tokio::task::coop;
 use tokio_util::io::poll_read_buf;
 
 use super::EndpointState;
@@ -35,6 +38,8 @@ use encode::Outgoing;
 const READ_MIN: usize = 2 * 1024;
 /// Longest response head.
 const HEAD_MAX: usize = 64 * 1024;
+/// How long a server that says 408 to a request it may not have seen has for its FIN.
+const UNASKED_WAIT: Duration = Duration::from_millis(100);
 /// Interim (1xx) answers before the real one.
 const INTERIM_MAX: usize = 16;
 
@@ -101,8 +106,14 @@ impl Http1 {
         if !matches!(self.incoming, Incoming::Nothing) || !self.unread.is_empty() {
             return false;
         }
+        let mut byte = [0];
+        let mut byte = ReadBuf::new(&mut byte);
+        // Without a task's budget: one that is used up would make the read look as if nothing had come.
+        let mut look = coop::unconstrained(poll_fn(|cx| {
+            Pin::new(&mut self.io).poll_read(cx, &mut byte)
+        }));
         let mut cx = Context::from_waker(Waker::noop());
-        self.poll_read(&mut cx).is_pending()
+        Pin::new(&mut look).poll(&mut cx).is_pending()
     }
 
     /// Sends the request and waits for the head of its answer. Interim answers are skipped. The answer may come before the request is sent
@@ -123,10 +134,37 @@ impl Http1 {
             interim: 0,
         };
         let sent = poll_fn(|cx| self.poll_head(cx)).await;
+        if let Ok(head) = &sent
+            && self.reused
+            && self.is_unasked(head.status, mark).await
+        {
+            return Err(SendError {
+                error: Failure::Malformed("an answer that nobody asked for"),
+                unsent: true,
+            });
+        }
         sent.map_err(|error| SendError {
             unsent: self.traffic.nothing_accepted_since(mark),
             error,
         })
+    }
+
+    /// Whether the answer was on its way before the request was: the server, tired of waiting, says 408 and closes. If the request had reached
+    /// it, what it says is the answer. Its FIN, which proves one or the other, can be a little later than its words.
+    async fn is_unasked(&mut self, status: StatusCode, mark: u64) -> bool {
+        if status == StatusCode::REQUEST_TIMEOUT && !self.keeps {
+            let end = poll_fn(|cx| {
+                while self.unread.len() < HEAD_MAX {
+                    if matches!(ready!(self.poll_read(cx)), Ok(0) | Err(_)) {
+                        break;
+                    }
+                }
+                Poll::Ready(())
+            });
+            // Without an end there is no proof, and the answer stands.
+            let _ = tokio::time::timeout(UNASKED_WAIT, end).await;
+        }
+        self.traffic.nothing_accepted_since(mark)
     }
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<response::Parts, Failure>> {

@@ -150,3 +150,143 @@ async fn a_server_that_read_a_part_and_then_closed_proves_nothing() {
     assert!(!unsent(&mut conn, LARGE).await);
     part.join().unwrap();
 }
+
+const TIMED_OUT: &[u8] =
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 4\r\nconnection: close\r\n\r\nidle";
+
+/// It had given up on the connection, said so, and closed: not an answer to what we send then.
+#[tokio::test]
+async fn a_408_from_before_the_request_is_no_answer_to_it() {
+    for body in [SMALL, LARGE] {
+        let (mut conn, mut theirs) = reused().await;
+        theirs.write_all(TIMED_OUT).unwrap();
+        drop(theirs);
+        assert!(unsent(&mut conn, body).await, "{body} bytes");
+    }
+}
+
+/// The request reached it between its words and its close: it could have read it.
+#[tokio::test]
+async fn a_408_with_a_later_close_is_taken_for_the_answer() {
+    let (mut conn, mut theirs) = reused().await;
+    theirs.write_all(TIMED_OUT).unwrap();
+    let close = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(theirs);
+    };
+    let (sent, ()) = tokio::join!(conn.send(request(SMALL)), close);
+    assert_eq!(sent.unwrap().status, 408);
+}
+
+#[tokio::test]
+async fn a_408_to_the_request_is_its_answer() {
+    for closes in [true, false] {
+        let (mut conn, mut theirs) = reused().await;
+        let part = server(move || {
+            read_request(&mut theirs, SMALL);
+            theirs.write_all(TIMED_OUT).unwrap();
+            (!closes).then_some(theirs)
+        });
+        let head = conn.send(request(SMALL)).await.unwrap();
+        assert_eq!(head.status, 408);
+        let mut body = UpstreamBody::Http1(conn);
+        assert_eq!(&body.data().await.unwrap().unwrap()[..], b"idle");
+        assert!(body.data().await.is_none());
+        assert!(body.into_idle().is_none());
+        drop(part.join().unwrap());
+    }
+}
+
+/// The server answers before it has the whole request, and reads the rest while its answer is read.
+#[tokio::test]
+async fn an_early_answer_is_read_while_the_request_is_still_sent() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || {
+        let mut space = vec![0; 65_536];
+        theirs.read_exact(&mut space).unwrap();
+        theirs
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n")
+            .unwrap();
+        let mut left = LARGE - 65_536;
+        while left > 0 {
+            left = left.saturating_sub(theirs.read(&mut space).unwrap());
+        }
+        theirs.write_all(b"late").unwrap();
+        theirs
+    });
+    assert_eq!(conn.send(request(LARGE)).await.unwrap().status, 200);
+    assert_eq!(data(&mut conn).await.unwrap().unwrap(), "late");
+    part.join().unwrap();
+}
+
+/// It refuses and closes without reading on: the client has its refusal, and the connection is not used again.
+#[tokio::test]
+async fn an_early_refusal_is_an_answer_and_ends_the_connection() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || {
+        theirs.read_exact(&mut [0; 1024]).unwrap();
+        theirs
+            .write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+            .unwrap();
+        theirs
+    });
+    assert_eq!(conn.send(request(LARGE)).await.unwrap().status, 413);
+    assert!(conn.is_complete() && !conn.finish());
+    drop(part.join().unwrap());
+}
+
+async fn data(conn: &mut Http1) -> Option<Result<Bytes, Failure>> {
+    poll_fn(|cx| conn.poll_data(cx)).await
+}
+
+#[tokio::test]
+async fn an_end_inside_the_framing_is_never_a_clean_end() {
+    const HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    const BODY: &str = "2\r\nok\r\n0\r\nx: y\r\n\r\n";
+    for cut in 0..=BODY.len() {
+        let (mut conn, mut theirs) = reused().await;
+        let part = server(move || {
+            read_request(&mut theirs, SMALL);
+            theirs.write_all(HEAD.as_bytes()).unwrap();
+            theirs.write_all(&BODY.as_bytes()[..cut]).unwrap();
+        });
+        conn.send(request(SMALL)).await.unwrap();
+        let end = loop {
+            match data(&mut conn).await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => break false,
+                None => break true,
+            }
+        };
+        assert_eq!(end, cut == BODY.len(), "{cut}");
+        assert!(!conn.finish(), "the server has closed");
+        part.join().unwrap();
+    }
+}
+
+/// What comes behind an answer was asked for by nobody, whether it is read with the answer or after it.
+#[tokio::test]
+async fn a_connection_with_something_behind_its_answer_is_not_used_again() {
+    for apart in [false, true] {
+        let (mut conn, mut theirs) = reused().await;
+        let part = server(move || {
+            read_request(&mut theirs, SMALL);
+            let rest = if apart { "" } else { "x" };
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok{rest}");
+            theirs.write_all(answer.as_bytes()).unwrap();
+            theirs
+        });
+        conn.send(request(SMALL)).await.unwrap();
+        data(&mut conn).await.unwrap().unwrap();
+        let mut theirs = part.join().unwrap();
+        if apart {
+            assert!(conn.finish());
+            assert_eq!(conn.unread.capacity(), 0, "idle, it holds no buffer");
+            theirs.write_all(b"x").unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(!conn.is_usable());
+        } else {
+            assert!(!conn.finish());
+        }
+    }
+}
