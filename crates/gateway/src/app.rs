@@ -36,6 +36,16 @@ pub enum StartError {
         address: SocketAddr,
         source: io::Error,
     },
+    /// A socket that was passed to the process is not what it must be.
+    Passed {
+        /// Counted from 1.
+        number: usize,
+        source: io::Error,
+    },
+    /// Everybody who reaches this socket could use the models, and nobody said that this is meant.
+    OpenDoor {
+        address: SocketAddr,
+    },
     Tls(tls::TlsError),
     Build(BuildError),
     Thread(io::Error),
@@ -51,6 +61,14 @@ impl fmt::Display for StartError {
             } => write!(
                 f,
                 "cannot listen on {address}: {source}; free the port or choose another ({what})"
+            ),
+            Self::Passed { number, source } => write!(
+                f,
+                "passed socket number {number} (LISTEN_FDS) cannot be used: {source}; pass a listening TCP socket (ListenStream=ADDRESS:PORT, Accept=no)"
+            ),
+            Self::OpenDoor { address } => write!(
+                f,
+                "the data socket {address} can be reached from other machines and no client needs a key; add [[keys]] (or --keys-file), open the socket on 127.0.0.1 (server.listen, or ListenStream= if systemd passes it; takes a restart), or say allow_unauthenticated = true"
             ),
             Self::Tls(error) => error.fmt(f),
             Self::Build(error) => error.fmt(f),
@@ -118,8 +136,12 @@ impl Gateway {
         let registry = Registry::new(Arc::clone(&metrics));
         let (tls, tls_now) = load_tls(&config)?.map(watch::channel).unzip();
         let (data, admin) = sockets(listeners, &config)?;
-        let data_addr = local(&data, config.server.listen);
-        let admin_addr = admin.as_ref().map(|a| local(a, config.server.listen));
+        let data_addr = local(&data, "server.listen", config.server.listen)?;
+        let admin_addr = admin
+            .as_ref()
+            .map(|a| local(a, "admin.listen", config.server.listen))
+            .transpose()?;
+        check_open_door(data_addr, &config)?;
         let generation = generation(&registry, config, 1)?;
         metrics.config_generation.set(1);
         let (access_log, log_writer) = open_log(&generation.config, &metrics, log_to);
@@ -196,6 +218,7 @@ impl Gateway {
     }
 
     fn try_reload(&self, config: Config) -> Result<Vec<&'static str>, StartError> {
+        check_open_door(self.data_addr, &config)?;
         let old = Arc::clone(&self.generations.borrow());
         let tls = load_tls(&config)?;
         let restart = needs_restart(&old.config, &config);
@@ -321,8 +344,26 @@ fn listen(
     Ok(listener)
 }
 
-fn local(listener: &StdListener, configured: SocketAddr) -> SocketAddr {
-    listener.local_addr().unwrap_or(configured)
+fn local(
+    listener: &StdListener,
+    what: &'static str,
+    address: SocketAddr,
+) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|source| StartError::Listen {
+        what,
+        address,
+        source,
+    })
+}
+
+/// The configuration's own check knows what was written; this one knows the socket, which may have been passed to us, or opened under an
+/// earlier configuration.
+fn check_open_door(data: SocketAddr, config: &Config) -> Result<(), StartError> {
+    let loopback = data.ip().to_canonical().is_loopback();
+    if loopback || !config.keys.is_empty() || config.server.allow_unauthenticated {
+        return Ok(());
+    }
+    Err(StartError::OpenDoor { address: data })
 }
 
 fn generation(registry: &Registry, config: Config, number: u64) -> Result<Generation, StartError> {

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use tidegate::app::{Gateway, Listeners};
+use socket2::SockRef;
+use tidegate::app::{Gateway, Listeners, StartError};
 use tidegate::cli::{self, Command, Demo, Exit, FakeUpstream, Output};
 use tidegate::config::{self, Config, Endpoint, Sources};
 use tidegate::reload::{self, Watched};
@@ -75,7 +76,9 @@ fn serve(sources: Sources) -> Output {
         tracing::warn!("{warning}");
     }
     raise_descriptor_limit(&loaded.config);
-    let gateway = match Gateway::start(loaded.config, from_systemd(), io::stdout()) {
+    let started =
+        from_systemd().and_then(|given| Gateway::start(loaded.config, given, io::stdout()));
+    let gateway = match started {
         Ok(gateway) => gateway,
         Err(error) => return failed(error),
     };
@@ -116,13 +119,27 @@ fn raise_descriptor_limit(config: &Config) {
 }
 
 /// systemd socket activation: the first socket is the data port, the second, if any, the admin port.
-fn from_systemd() -> Listeners {
+fn from_systemd() -> Result<Listeners, StartError> {
     let mut given = listenfd::ListenFd::from_env();
-    let mut take = |index| given.take_tcp_listener(index).ok().flatten();
-    Listeners {
-        data: take(0),
-        admin: take(1),
-    }
+    let mut take = |index| {
+        let listener = given
+            .take_tcp_listener(index)
+            .and_then(|taken| match taken {
+                Some(listener) if !SockRef::from(&listener).is_listener()? => Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "it does not listen",
+                )),
+                taken => Ok(taken),
+            });
+        listener.map_err(|source| StartError::Passed {
+            number: index + 1,
+            source,
+        })
+    };
+    Ok(Listeners {
+        data: take(0)?,
+        admin: take(1)?,
+    })
 }
 
 async fn next(signal: &mut Option<Signal>) {

@@ -262,6 +262,38 @@ async fn a_socket_from_systemd_is_used() {
     assert_eq!(program.exit().await, 0);
 }
 
+/// What the program says, and its exit code, with this on descriptor 3.
+async fn with_passed(passed: OwnedFd) -> (i32, String) {
+    let mut command = Command::new("sh");
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
+    let serve = ["serve", "--upstream", "http://127.0.0.1:9"];
+    command.args(["-c", script, PROGRAM]).args(serve);
+    command.args(["--listen", "127.0.0.1:0", "--admin", "off"]);
+    command.stdin(Stdio::from(passed));
+    let mut program = Program::start(command, folder());
+    (program.exit().await, program.err())
+}
+
+#[tokio::test]
+async fn a_socket_from_systemd_that_is_not_as_it_must_be_is_an_error() {
+    let public = TcpListener::bind("0.0.0.0:0").expect("a port");
+    let (code, said) = with_passed(public.into()).await;
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains("0.0.0.0") && said.contains("allow_unauthenticated"),
+        "{said}"
+    );
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let stream = std::net::TcpStream::connect(address).expect("connected");
+    for wrong in [OwnedFd::from(datagrams), OwnedFd::from(stream)] {
+        let (code, said) = with_passed(wrong).await;
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains("socket number 1"), "{said}");
+    }
+}
+
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::new(PROGRAM);
     command

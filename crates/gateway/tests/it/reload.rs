@@ -224,7 +224,7 @@ async fn an_upstream_that_is_taken_out_and_put_back_has_one_limit() {
     let body = ask(json!({"model": "a", "stream": true, "rig": {"end": "never", "pace_ms": 5}}))
         .to_string();
     let mut early = gate.client().await;
-    early.send(format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len())).await.expect("sent");
+    early.send(format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len())).await.expect("sent");
     early.send(&body[..20]).await.expect("sent");
     gate.eventually("it is being read", |g| {
         g.metric("request_bodies_bytes", &[]) > 0.0
@@ -329,4 +329,27 @@ async fn new_keys_hold_at_once() {
         (answers("sk-old").await, answers("sk-new").await),
         (401, 200)
     );
+}
+
+/// What counts is the socket that is open, not the address that the new file names.
+#[tokio::test]
+async fn a_public_socket_is_not_opened_by_a_reload() {
+    use crate::security::key;
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.server.listen.set_ip([0, 0, 0, 0].into());
+        c.keys = vec![key("one", "sk-one")];
+    });
+    let error = gate.gateway.reload(config_of(&up)).expect_err("refused");
+    let said = error.to_string();
+    assert!(
+        said.contains("0.0.0.0") && said.contains("allow_unauthenticated"),
+        "{said}"
+    );
+    assert_eq!(status(&gate, "tiny").await, 401, "the old one goes on");
+    let mut told = config_of(&up);
+    told.server.allow_unauthenticated = true;
+    gate.gateway.reload(told).expect("it is said");
+    assert_eq!(status(&gate, "tiny").await, 200);
+    gate.gateway.reload(config_of(&up)).expect_err("refused");
 }
