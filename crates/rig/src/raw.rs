@@ -354,7 +354,7 @@ pub fn request_bytes(method: &str, path: &str, headers: &[(&str, &str)], body: &
     let mut text = format!("{method} {path} HTTP/1.1\r\n");
     let given = |name: &str| headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
     if !given("host") {
-        text.push_str("Host: rig\r\n");
+        text.push_str("Host: localhost\r\n");
     }
     if !given("content-type") && !body.is_empty() {
         text.push_str("Content-Type: application/json\r\n");

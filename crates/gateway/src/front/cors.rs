@@ -1,10 +1,13 @@
 //! Browsers: preflights, allowed origins, and what is refused before it can do harm.
 
+use std::net::IpAddr;
+
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
     ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderMap, HeaderValue, ORIGIN, VARY,
 };
+use http::uri::Authority;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
@@ -77,14 +80,51 @@ pub fn refuse_foreign(
     };
     if !generation.keys.is_open()
         || allowed(origin, &generation.config.cors).is_some()
-        || is_own(request, origin)
+        || (generation.config.server.allow_unauthenticated && is_own(request, origin))
     {
         return Ok(());
     }
     Err(Rejection::OriginNotAllowed)
 }
 
-/// A page from this very host.
+/// Without client keys only this machine is let in, and that a page can borrow: its host name is made to point to 127.0.0.1 (DNS rebinding),
+/// and what the browser then sends is of its own origin. The name that it asks for gives it away. Whoever said that nobody needs a key is
+/// taken at his word; there the names under which the gateway is reached are not known.
+pub fn is_known_host(request: &Request<Incoming>, generation: &Generation) -> bool {
+    let config = &generation.config;
+    if !generation.keys.is_open() || config.server.allow_unauthenticated {
+        return true;
+    }
+    let fields = request.headers().get_all(HOST).iter();
+    let mut asked = fields
+        .map(|field| std::str::from_utf8(field.as_bytes()).unwrap_or("?"))
+        .chain(request.uri().authority().map(Authority::as_str));
+    asked.all(|host| is_known(host, &config.cors))
+}
+
+fn is_known(asked: &str, cors: &Cors) -> bool {
+    let Ok(asked) = asked.parse::<Authority>() else {
+        return false;
+    };
+    let host = asked.host().to_ascii_lowercase();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return ip.to_canonical().is_loopback() || is_listed(&host, cors);
+    }
+    let name = host.strip_suffix('.').unwrap_or(&host);
+    name == "localhost" || name.ends_with(".localhost") || is_listed(name, cors)
+}
+
+/// The host of an allowed origin; where all may come, there is nobody to keep out.
+fn is_listed(host: &str, cors: &Cors) -> bool {
+    cors.origins.iter().any(|origin| {
+        let authority = origin.split_once("://").map(|(_, rest)| rest.parse());
+        let listed = |authority: Authority| authority.host().eq_ignore_ascii_case(host);
+        origin == "*" || authority.and_then(Result::ok).is_some_and(listed)
+    })
+}
+
+/// A page from this very host: there is one only behind a proxy that serves it, as the gateway has none.
 fn is_own(request: &Request<Incoming>, origin: &HeaderValue) -> bool {
     let host = request
         .headers()
@@ -96,4 +136,49 @@ fn is_own(request: &Request<Incoming>, origin: &HeaderValue) -> bool {
         .strip_prefix(b"https://")
         .or_else(|| origin.strip_prefix(b"http://"));
     host.is_some() && origin_host == host
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_machine_are_known_and_no_others() {
+        let cors = Cors {
+            origins: vec!["https://app.example".into(), "http://10.0.0.7:3000".into()],
+        };
+        for host in [
+            "localhost",
+            "LocalHost:8080",
+            "a.localhost:1",
+            "localhost.",
+            "127.0.0.1",
+            "127.8.9.1:8080",
+            "[::1]:8080",
+            "[::ffff:127.0.0.1]",
+            "app.example",
+            "APP.example:8080",
+            "10.0.0.7",
+        ] {
+            assert!(is_known(host, &cors), "{host}");
+        }
+        for host in [
+            "",
+            "x",
+            "evil.example",
+            "localhost.evil.example",
+            "evillocalhost",
+            "127.0.0.1.evil.example",
+            "0.0.0.0",
+            "10.0.0.8",
+            "[::2]",
+            "evil.example:80@localhost x",
+        ] {
+            assert!(!is_known(host, &cors), "{host}");
+        }
+        let any = Cors {
+            origins: vec!["*".into()],
+        };
+        assert!(is_known("evil.example", &any));
+    }
 }

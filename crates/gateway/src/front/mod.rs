@@ -13,6 +13,7 @@ use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::call::handover::{Gone, Handover};
 use crate::call::settle::{Edge, Record};
 use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
+use crate::telemetry::metrics::ReasonLabel;
 
 pub mod cors;
 pub mod models;
@@ -90,6 +91,10 @@ impl Front {
         };
         let mut response = match cors::preflight(&request, &generation.config.cors) {
             Some(preflight) => preflight,
+            None if !cors::is_known_host(&request, &generation) => {
+                self.count_reason(reject::HOST_NOT_ALLOWED);
+                reject::unknown_host(dialect, &id)
+            }
             None => self
                 .route(request, &generation, place, arrival)
                 .await
@@ -202,11 +207,13 @@ impl Front {
 
     fn count(&self, rejection: &Rejection) {
         if !matches!(rejection, Rejection::Gone) {
-            let reason = crate::telemetry::metrics::ReasonLabel {
-                reason: rejection.reason(),
-            };
-            self.caller.metrics.refusals.get_or_create(&reason).inc();
+            self.count_reason(rejection.reason());
         }
+    }
+
+    fn count_reason(&self, reason: &'static str) {
+        let reason = ReasonLabel { reason };
+        self.caller.metrics.refusals.get_or_create(&reason).inc();
     }
 }
 

@@ -207,6 +207,26 @@ pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<Ou
     response
 }
 
+/// Name for metrics of what [`unknown_host`] answers.
+pub const HOST_NOT_ALLOWED: &str = "host_not_allowed";
+
+/// The request named a host that is not this machine, and there are no client keys. Said before anything of the request is looked at.
+pub fn unknown_host(dialect: Dialect, id: &str) -> Response<OutBody> {
+    let text = ErrorText {
+        message: "without client keys only requests to localhost or a loopback address are served, not to this Host; add [[keys]], or say server.allow_unauthenticated = true, or list the page's origin in cors.origins",
+        kind: "permission_error",
+        code: Some(HOST_NOT_ALLOWED),
+        param: None,
+        anthropic_kind: "permission_error",
+        request_id: Some(id),
+    };
+    let mut response = json(StatusCode::FORBIDDEN, error_body(dialect, &text));
+    let fields = response.headers_mut();
+    fields.insert(STARTED, HeaderValue::from_static("false"));
+    fields.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+    response
+}
+
 /// After these the connection's input is not at the beginning of a request.
 fn closes(rejection: &Rejection) -> bool {
     matches!(

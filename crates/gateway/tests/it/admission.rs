@@ -96,7 +96,7 @@ async fn a_refusal_comes_before_the_body_is_read() {
     let _run = running(&gate, 1).await;
     let mut client = gate.client().await;
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
     );
     client.send(head).await.expect("sent");
     assert_eq!(client.final_head().await.expect("head").status, 503);

@@ -189,7 +189,7 @@ async fn a_client_that_asks_may_go_on_and_others_hear_no_100() {
     let body = whole(json!({})).to_string();
     let mut client = gate.client().await;
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     client.send(head).await.expect("sent");
@@ -320,8 +320,7 @@ async fn an_answer_framed_in_two_ways_is_refused() {
 async fn requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
-    let rest =
-        "0\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    let rest = "0\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}";
     for fields in [
         "Content-Length: 5\r\nContent-Length: 6\r\n",
         "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
@@ -335,7 +334,7 @@ async fn requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
         let mut client = gate.client().await;
         client
             .send(format!(
-                "POST {CHAT} HTTP/1.1\r\nHost: x\r\n{fields}\r\n{rest}"
+                "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n{rest}"
             ))
             .await
             .expect("sent");
@@ -350,7 +349,7 @@ async fn requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
     for size in ["zz", "-1", "0x5", "fffffffffffffffff", " 5"] {
         let mut client = gate.client().await;
         let request = format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{rest}"
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{rest}"
         );
         client.send(request).await.expect("sent");
         assert_eq!(

@@ -41,7 +41,7 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> impl Future<Output = hyper::Result<Response<Incoming>>> + use<> {
-        let request = Request::post(format!("http://gateway{path}"))
+        let request = Request::post(format!("http://localhost{path}"))
             .version(Version::HTTP_2)
             .header("content-type", "application/json")
             .body(Full::from(body.to_string()))

@@ -57,7 +57,7 @@ impl Client {
     async fn begin(&mut self, method: &str, path: &str, body: &str) -> ResponseFuture {
         let request = Request::builder()
             .method(method)
-            .uri(format!("http://gate{path}"))
+            .uri(format!("http://localhost{path}"))
             .header("content-type", "application/json")
             .body(())
             .expect("a request");
@@ -259,7 +259,7 @@ async fn rapid_resets_end_the_connection() {
                 return;
             };
             client.send = ready;
-            let request = Request::post(format!("http://gate{CHAT}"))
+            let request = Request::post(format!("http://localhost{CHAT}"))
                 .body(())
                 .expect("a request");
             let Ok((_, mut sending)) = client.send.send_request(request, false) else {

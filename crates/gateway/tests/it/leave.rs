@@ -281,7 +281,8 @@ async fn leaving_while_the_request_is_still_sent() {
     let gate = gateway(&up, |_| {});
     for way in WAYS {
         let mut client = gate.client().await;
-        let head = format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{");
+        let head =
+            format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{");
         client.send(head).await.expect("sent");
         gate.eventually("the body is read", |g| {
             g.metric("request_bodies_bytes", &[]) == 1.0
@@ -322,7 +323,7 @@ async fn leaving_while_the_models_are_listed() {
 async fn leaving_behind_pipelined_bytes() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
-    let next = "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n";
+    let next = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
     for way in WAYS {
         for at in [json!("head"), json!({"event": 2})] {
             let mut client = gate.post(CHAT, &stream(json!({"stall": {"at": at}}))).await;

@@ -35,7 +35,7 @@ async fn connections_that_send_no_whole_head_are_closed_by_the_head_limit() {
         "",
         "P",
         "PRI * HT",
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
     ];
     let mut clients = Vec::new();
     for i in 0..40 {
@@ -144,7 +144,7 @@ async fn a_head_that_is_too_large_is_a_431() {
     let gate = gateway(&up, |_| {});
     let large = |bytes: usize| {
         format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nX-Large: {}\r\nContent-Length: 0\r\n\r\n",
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nX-Large: {}\r\nContent-Length: 0\r\n\r\n",
             "x".repeat(bytes)
         )
     };
@@ -182,7 +182,7 @@ async fn a_413_can_be_read_by_those_who_write_first() {
         } else {
             ""
         };
-        client.send(format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\n{expect}Content-Type: application/json\r\n{framing}\r\n\r\n")).await.expect("sent");
+        client.send(format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{expect}Content-Type: application/json\r\n{framing}\r\n\r\n")).await.expect("sent");
         // It may be cut off: what counts is what can be read after it.
         if i % 2 == 0 {
             let _ = client.send(&body).await;
@@ -211,7 +211,7 @@ async fn a_refused_upload_does_not_hold_its_connection() {
     let mut client = gate.client().await;
     client
         .send(format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
         ))
         .await
         .expect("sent");

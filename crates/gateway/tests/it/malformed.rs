@@ -31,11 +31,11 @@ async fn a_malformed_head_is_told_so_in_json() {
     let gate = gateway(&up, |_| {});
     for head in [
         "NOT HTTP AT ALL\r\n\r\n".to_owned(),
-        format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nX : a\r\n\r\n"),
+        format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nX : a\r\n\r\n"),
         format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"
         ),
-        format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n"),
+        format!("POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n"),
     ] {
         let mut client = gate.client().await;
         client.send(&head).await.expect("sent");
@@ -44,7 +44,7 @@ async fn a_malformed_head_is_told_so_in_json() {
     let mut client = gate.client().await;
     let field = format!("X-Long: {}\r\n", "y".repeat(8000));
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\n{}\r\n",
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{}\r\n",
         field.repeat(20)
     );
     client.send(head).await.expect("sent");

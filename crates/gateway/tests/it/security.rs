@@ -23,7 +23,7 @@ async fn statuses(gate: &Gate, bytes: &[u8]) -> Vec<u16> {
     statuses
 }
 
-const HIDDEN: &str = "POST /v1/hidden HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
+const HIDDEN: &str = "POST /v1/hidden HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
 
 /// No second request is ever found in the body of a first one, whatever two parties could disagree about.
 #[tokio::test]
@@ -56,8 +56,9 @@ async fn no_request_hides_in_another() {
         format!("Content-Length: 9999\r\n\r\n{}{HIDDEN}", " ".repeat(9999)),
     ];
     for rest in &refused {
-        let bytes =
-            format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{rest}");
+        let bytes = format!(
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{rest}"
+        );
         let seen = statuses(&gate, bytes.as_bytes()).await;
         assert_eq!(seen.len(), 1, "{rest:?}: {seen:?}");
         assert!(matches!(seen[0], 400 | 413), "{rest:?}: {seen:?}");
@@ -69,8 +70,9 @@ async fn no_request_hides_in_another() {
         format!("Transfer-Encoding:\tchunked\r\nContent-Length: {n}\r\n\r\n0\r\n\r\n{HIDDEN}"),
     ];
     for rest in &both {
-        let bytes =
-            format!("POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{rest}");
+        let bytes = format!(
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{rest}"
+        );
         assert_eq!(statuses(&gate, bytes.as_bytes()).await, [400], "{rest:?}");
     }
     assert!(up.calls().iter().all(|c| !c.path.contains("hidden")));
@@ -89,7 +91,7 @@ async fn an_unread_body_is_never_a_request() {
     ] {
         let body = HIDDEN.repeat(2000);
         let bytes = format!(
-            "POST {path} HTTP/1.1\r\nHost: x\r\n{header}Content-Length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\n{header}Content-Length: {}\r\n\r\n{body}",
             body.len()
         );
         let mut client = gate.client().await;
@@ -109,7 +111,10 @@ async fn a_client_does_not_choose_the_target() {
     let up = upstream(Script::default()).await;
     let other = upstream(Script::default()).await;
     let evil = other.addr();
-    let gate = gateway(&up, |c| only(c).endpoints[0].base_path = "/base".to_owned());
+    let gate = gateway(&up, |c| {
+        c.server.allow_unauthenticated = true;
+        only(c).endpoints[0].base_path = "/base".to_owned();
+    });
     let body = ask(json!({"api_base": format!("http://{evil}"), "base_url": format!("http://{evil}/v1"), "url": format!("http://{evil}")})).to_string();
     let good = [
         CHAT.to_owned(),
@@ -454,7 +459,7 @@ async fn a_request_with_two_framings_is_one_request_and_the_last() {
         "Transfer-Encoding: chunked\r\nContent-Length: 5",
     ] {
         let head = format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
         );
         let seen = statuses(&gate, format!("{head}{chunks}").as_bytes()).await;
         assert!(matches!(seen[..], [200] | [400]), "{framing}: {seen:?}");
@@ -468,4 +473,50 @@ async fn a_request_with_two_framings_is_one_request_and_the_last() {
         );
         assert_eq!(framings, (Some(body.len().to_string().as_str()), None));
     }
+}
+
+/// A page whose own name was made to point to 127.0.0.1 is of the same origin as the gateway: its name tells.
+#[tokio::test]
+async fn without_keys_a_rebound_name_is_refused() {
+    let up = upstream(Script::default()).await;
+    let answer = async |gate: &Gate, head: &str| {
+        let mut client = gate.client().await;
+        let head = format!("GET /v1/models {head}\r\n");
+        client.send(head).await.expect("sent");
+        let status = client.final_head().await.expect("head").status;
+        let (body, _) = client.rest().await.expect("body");
+        (status, String::from_utf8_lossy(&body).into_owned())
+    };
+    let gate = gateway(&up, |c| {
+        c.cors.origins = vec!["https://app.example".into()];
+    });
+    for head in [
+        "HTTP/1.1\r\nHost: localhost:8080\r\n",
+        "HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        "HTTP/1.1\r\nHost: [::1]:1\r\n",
+        "HTTP/1.1\r\nHost: app.example\r\n",
+        "HTTP/1.0\r\n",
+    ] {
+        assert_eq!(answer(&gate, head).await.0, 200, "{head}");
+    }
+    for head in [
+        "HTTP/1.1\r\nHost: evil.example:8080\r\n",
+        "HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n",
+        "HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n",
+    ] {
+        let (status, body) = answer(&gate, head).await;
+        assert_eq!(status, 403, "{head}");
+        assert!(body.contains("allow_unauthenticated"), "{body}");
+    }
+    let own = "HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n";
+    assert_eq!(answer(&gate, own).await.0, 403, "the gateway has no pages");
+    assert_eq!(
+        gate.metric("refusals_total", &[("reason", "host_not_allowed")]),
+        3.0
+    );
+    let told = gateway(&up, |c| c.server.allow_unauthenticated = true);
+    let keyed = gateway(&up, with_keys);
+    let foreign = "HTTP/1.1\r\nHost: models.example\r\nOrigin: https://models.example\r\n";
+    assert_eq!(answer(&told, foreign).await.0, 200);
+    assert_eq!(answer(&keyed, foreign).await.0, 401, "the key decides");
 }

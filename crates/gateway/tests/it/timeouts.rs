@@ -481,7 +481,7 @@ async fn a_request_body_that_stops_is_a_408_and_never_reaches_the_upstream() {
     for framing in ["Content-Length: 5000", "Transfer-Encoding: chunked"] {
         let mut client = gate.client().await;
         let head = format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
         );
         client.send(head).await.expect("sent");
         client.send("3e8\r\n{\"model\":").await.expect("sent");
@@ -512,7 +512,7 @@ async fn a_request_body_that_trickles_is_a_408() {
     let gate = gateway(&up, |c| far(c).request_body = SHORT);
     let mut client = gate.client().await;
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
     );
     client.send(head).await.expect("sent");
     let mut head = None;
@@ -540,7 +540,7 @@ async fn a_slow_upload_that_moves_is_not_cut() {
     let body = ask(json!({"padding": "x".repeat(24 * 2048), "rig": {"delay_ms": 50}})).to_string();
     let mut client = gate.client().await;
     let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     client.send(head).await.expect("sent");
