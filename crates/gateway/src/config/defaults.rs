@@ -28,9 +28,9 @@ impl Config {
         }
     }
 
-    /// The limits of waits that belong to the listener: request head, request body, and the TLS handshake of clients.
+    /// The limits of waits that belong to the listener: request head, request body, and writes to clients.
     pub fn edge_timeouts(&self) -> &Timeouts {
-        // `[timeouts]` fills these tiers for every upstream, and no upstream can set the first two for itself.
+        // `[timeouts]` fills these tiers for every upstream, and no upstream can set them for itself.
         &self.upstreams[self.default_upstream].timeouts
     }
 }

@@ -49,7 +49,10 @@ pub fn toml(loaded: &Loaded) -> String {
         quoted(listen.map_or("off".to_owned(), |listen| listen.to_string())),
     );
     page.limits(limits);
-    page.timeouts(loaded.config.edge_timeouts());
+    page.timeouts(
+        loaded.config.edge_timeouts(),
+        loaded.config.server.tls_handshake,
+    );
     let Cors { origins } = cors;
     page.section("[cors]");
     page.line("origins", "cors.origins", list(origins));
@@ -113,6 +116,7 @@ impl Page<'_> {
             listen,
             allow_unauthenticated,
             tls,
+            tls_handshake: _,
             workers,
             connections_max,
             keep_alive,
@@ -187,8 +191,10 @@ impl Page<'_> {
     }
 
     /// The tiers of the listener; the others are printed with each upstream.
-    fn timeouts(&mut self, timeouts: &Timeouts) {
+    fn timeouts(&mut self, timeouts: &Timeouts, tls_handshake: Duration) {
         self.section("[timeouts]");
+        self.line("tls", "timeouts.tls", time(tls_handshake));
+        self.line("write", "timeouts.write", time(timeouts.write));
         self.line(
             "request_head",
             "timeouts.request_head",
@@ -308,7 +314,7 @@ impl Page<'_> {
             first_event,
             silence,
             idle,
-            write,
+            write: _,
             total,
         } = timeouts;
         self.section("[upstreams.timeouts]");
@@ -321,7 +327,6 @@ impl Page<'_> {
             first_event,
             silence,
             idle,
-            write,
         ]
         .map(|limit| Some(*limit));
         for (tier, limit) in TIERS.iter().zip(limits.into_iter().chain([*total])) {

@@ -129,7 +129,7 @@ pub struct Timeouts {
     pub pool: Time,
     /// Name lookup and TCP connect, over all addresses.
     pub connect: Time,
-    /// TLS handshake, upstream and on the listener.
+    /// TLS handshake, upstream and on the listener. For clients this one holds, whatever an upstream sets for itself.
     pub tls: Time,
     /// Request sent → response head. Long, since a non-streaming answer comes with its head.
     pub response_head: Time,
@@ -139,7 +139,7 @@ pub struct Timeouts {
     pub silence: Time,
     /// No meaningful event in mid-stream; comments and pings do not feed it.
     pub idle: Time,
-    /// Longest time in which the client takes no byte that waits for it.
+    /// Longest time in which the client takes no byte that waits for it. One for all clients; an upstream has none of its own.
     pub write: Time,
     /// Request accepted → answer ended.
     pub total: TimeOrOff,
@@ -233,7 +233,7 @@ pub struct UpstreamTimeouts {
     pub pool: Option<Time>,
     /// Name lookup and TCP connect.
     pub connect: Option<Time>,
-    /// TLS handshake.
+    /// TLS handshake with the upstream.
     pub tls: Option<Time>,
     /// Request sent → response head.
     pub response_head: Option<Time>,
@@ -243,8 +243,6 @@ pub struct UpstreamTimeouts {
     pub silence: Option<Time>,
     /// No meaningful event in mid-stream.
     pub idle: Option<Time>,
-    /// The client takes no byte that waits for it.
-    pub write: Option<Time>,
     /// Request accepted → answer ended.
     pub total: Option<TimeOrOff>,
 }

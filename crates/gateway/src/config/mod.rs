@@ -66,6 +66,8 @@ pub struct Server {
     pub tls: Option<ServerTls>,
     /// Worker threads, each with a runtime and connection pool of its own. Default: the number of cores.
     pub workers: NonZeroUsize,
+    /// Limit of a client's TLS handshake: `[timeouts].tls`, whatever an upstream sets for itself.
+    pub tls_handshake: Duration,
     pub connections_max: usize,
     /// How long an idle client connection stays open. Longer than the balancers' (nginx 60–75 s, ALB 60 s).
     pub keep_alive: Duration,

@@ -81,7 +81,7 @@ fn upstream(
 }
 
 /// The tiers that an upstream may set for itself.
-pub(super) const TIERS: [&str; 10] = [
+pub(super) const TIERS: [&str; 9] = [
     "queue",
     "pool",
     "connect",
@@ -90,7 +90,6 @@ pub(super) const TIERS: [&str; 10] = [
     "first_event",
     "silence",
     "idle",
-    "write",
     "total",
 ];
 
@@ -191,7 +190,7 @@ fn merge(all: &Timeouts, own: &file::UpstreamTimeouts) -> Timeouts {
         first_event: pick(own.first_event, all.first_event),
         silence: pick(own.silence, all.silence),
         idle: pick(own.idle, all.idle),
-        write: pick(own.write, all.write),
+        write: all.write,
         total: own
             .total
             .map_or(all.total, super::units::TimeOrOff::duration),

@@ -16,7 +16,7 @@ use super::{routes, upstreams};
 /// Builds the configuration. What is wrong is added to `findings`; the result is only good if nothing was.
 pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Findings) -> Config {
     let keys = keys::of_clients(&file.keys, sources, findings);
-    let server = server(&file.server, findings);
+    let server = server(&file.server, file.timeouts.tls, findings);
     let admin = admin(&file.admin, server.listen, findings);
     let keyed = !keys.is_empty() || !file.keys.is_empty();
     check_open_door(&server, keyed, findings);
@@ -40,7 +40,7 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
     }
 }
 
-fn server(written: &file::Server, findings: &mut Findings) -> Server {
+fn server(written: &file::Server, tls_handshake: Time, findings: &mut Findings) -> Server {
     let listen = address(&written.listen, "server.listen", false, findings);
     if written.keep_alive < Time::secs(60) {
         let help = "balancers in front keep connections for 60 to 75 s and then send into a closing one: keep it at \"75s\" or more";
@@ -51,6 +51,7 @@ fn server(written: &file::Server, findings: &mut Findings) -> Server {
         );
     }
     let mut server = Server::from(written);
+    server.tls_handshake = tls_handshake.0;
     if let Some(listen) = listen {
         server.listen = listen;
     }
@@ -335,6 +336,7 @@ impl From<&file::Server> for Server {
                 .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
             allow_unauthenticated: w.allow_unauthenticated,
             tls: None,
+            tls_handshake: file::Timeouts::default().tls.0,
             workers: w.workers.unwrap_or_else(cores),
             connections_max: w.connections_max,
             keep_alive: w.keep_alive.0,

@@ -144,7 +144,7 @@ async fn a_handshake_that_stops_is_ended_by_its_own_limit() {
     let (up, pair) = (upstream(Script::default()).await, pair());
     let gate = gateway(&up, |c| {
         serve_tls(c, &pair);
-        only(c).timeouts.tls = Duration::from_millis(300);
+        c.server.tls_handshake = Duration::from_millis(300);
         only(c).timeouts.request_head = Duration::from_secs(60);
     });
     for start in [&b""[..], b"\x16\x03\x01"] {

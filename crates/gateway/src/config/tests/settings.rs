@@ -247,3 +247,19 @@ fn the_effective_settings_are_a_file_that_says_the_same() {
         assert!(printed.contains(line), "{line} in\n{printed}");
     }
 }
+
+/// A client's connection serves calls to every upstream: no upstream can have a say in its limits.
+#[test]
+fn the_limits_of_client_connections_belong_to_no_upstream() {
+    let loaded = loaded(
+        "[timeouts]\ntls = \"7s\"\nwrite = \"9s\"\n[[upstreams]]\nurl = \"https://a\"\ntimeouts.tls = \"3s\"\n",
+    );
+    assert_eq!(loaded.config.server.tls_handshake, Duration::from_secs(7));
+    assert_eq!(loaded.config.edge_timeouts().write, Duration::from_secs(9));
+    assert_eq!(
+        loaded.config.upstreams[0].timeouts.tls,
+        Duration::from_secs(3)
+    );
+    let text = "[[upstreams]]\nurl = \"http://a\"\ntimeouts.write = \"3s\"\n";
+    assert!(refused(text).contains("upstreams[0].timeouts.write"));
+}
