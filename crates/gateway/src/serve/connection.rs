@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use super::guard::{Drainable, End, Guard, Limits};
-use super::socket::{DownstreamIo, IoState, Transport};
+use super::socket::{DownstreamIo, IoState, Tcp, Transport};
 use crate::call::body::OutBody;
 use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::config::HalfClose;
@@ -56,9 +56,10 @@ pub struct Settings {
 
 /// Serves the connection to its end.
 pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, front: impl Answers) {
+    let state = Arc::new(IoState::default());
     let opened = tokio::select! {
         biased;
-        opened = open(tcp, &settings) => opened,
+        opened = open(tcp, &state, &settings) => opened,
         // It has asked for nothing yet.
         () = settings.drain.raised() => Err(OpenError::Draining),
     };
@@ -69,7 +70,6 @@ pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, fr
             http2,
         }) => {
             let downstream = Arc::new(Downstream::new(peer, http2));
-            let state = Arc::new(IoState::default());
             let mut io = DownstreamIo::new(
                 transport,
                 prefix,
@@ -103,7 +103,7 @@ pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, fr
 
 struct Opened {
     transport: Transport,
-    prefix: Bytes,
+    prefix: BytesMut,
     http2: bool,
 }
 
@@ -125,9 +125,14 @@ impl From<io::Error> for OpenError {
     }
 }
 
-async fn open(tcp: TcpStream, settings: &Settings) -> Result<Opened, OpenError> {
+async fn open(
+    tcp: TcpStream,
+    state: &Arc<IoState>,
+    settings: &Settings,
+) -> Result<Opened, OpenError> {
     settings.tcp.apply(&tcp)?;
     SockRef::from(&tcp).set_send_buffer_size(SEND_BUFFER)?;
+    let tcp = Tcp::new(tcp, Arc::clone(state));
     if let Some(tls) = &settings.tls {
         let config = Arc::clone(&tls.borrow());
         let shake = TlsAcceptor::from(config).accept(tcp);
@@ -137,7 +142,7 @@ async fn open(tcp: TcpStream, settings: &Settings) -> Result<Opened, OpenError> 
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         return Ok(Opened {
             transport: Transport::Tls(Box::new(stream)),
-            prefix: Bytes::new(),
+            prefix: BytesMut::new(),
             http2,
         });
     }
@@ -153,15 +158,15 @@ async fn open(tcp: TcpStream, settings: &Settings) -> Result<Opened, OpenError> 
 }
 
 /// Reads until the bytes cannot be HTTP/2's preface any more, or are.
-async fn sniff(transport: &mut Transport) -> io::Result<(Bytes, bool)> {
+async fn sniff(transport: &mut Transport) -> io::Result<(BytesMut, bool)> {
     let mut read = BytesMut::with_capacity(1024);
     loop {
         let common = read.len().min(PREFACE.len());
         if read.get(..common) != PREFACE.get(..common) {
-            return Ok((read.freeze(), false));
+            return Ok((read, false));
         }
         if common == PREFACE.len() {
-            return Ok((read.freeze(), true));
+            return Ok((read, true));
         }
         let mut space = [0; 1024];
         let n = std::future::poll_fn(|cx| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use hyper::rt::ReadBufCursor;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -50,11 +50,18 @@ impl IoState {
     }
 }
 
+/// A TCP stream that notes what the kernel takes. It stands below TLS, whose own buffer takes a write also when the client reads nothing.
+#[derive(Debug)]
+pub struct Tcp {
+    stream: TcpStream,
+    state: Arc<IoState>,
+}
+
 /// Plain or TLS.
 #[derive(Debug)]
 pub enum Transport {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Plain(Tcp),
+    Tls(Box<TlsStream<Tcp>>),
 }
 
 /// A client's socket.
@@ -62,7 +69,7 @@ pub enum Transport {
 pub struct DownstreamIo {
     transport: Transport,
     /// Read already: to tell the protocols apart, or ahead of hyper.
-    prefix: Bytes,
+    prefix: BytesMut,
     ahead: ReadAhead,
     own_words: OwnWords,
     state: Arc<IoState>,
@@ -99,7 +106,7 @@ struct Linger {
 impl DownstreamIo {
     pub fn new(
         transport: Transport,
-        prefix: Bytes,
+        prefix: BytesMut,
         state: Arc<IoState>,
         downstream: Arc<Downstream>,
     ) -> Self {
@@ -163,19 +170,9 @@ impl DownstreamIo {
             if buf.filled().is_empty() {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
-            self.prefix = [&self.prefix[..], buf.filled()].concat().into();
+            self.prefix.extend_from_slice(buf.filled());
         }
         Ok(())
-    }
-
-    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
-        match polled {
-            Poll::Pending => self.state.blocked.store(true, Ordering::Relaxed),
-            Poll::Ready(_) => {
-                self.state.blocked.store(false, Ordering::Relaxed);
-                self.state.writes.fetch_add(1, Ordering::Relaxed);
-            }
-        }
     }
 }
 
@@ -188,11 +185,70 @@ impl Drop for DownstreamIo {
     }
 }
 
+impl Tcp {
+    pub fn new(stream: TcpStream, state: Arc<IoState>) -> Self {
+        Self { stream, state }
+    }
+
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        self.state
+            .blocked
+            .store(polled.is_pending(), Ordering::Relaxed);
+        if polled.is_ready() {
+            self.state.writes.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl AsyncRead for Tcp {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Tcp {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.wrote(&polled);
+        polled
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.wrote(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 impl Transport {
     fn tcp(&self) -> &TcpStream {
         match self {
-            Self::Plain(tcp) => tcp,
-            Self::Tls(tls) => tls.get_ref().0,
+            Self::Plain(tcp) => &tcp.stream,
+            Self::Tls(tls) => &tls.get_ref().0.stream,
         }
     }
 
@@ -282,12 +338,10 @@ impl hyper::rt::Write for DownstreamIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let polled = match self.poll_own_words(cx, Some(buf)) {
+        match self.poll_own_words(cx, Some(buf)) {
             Poll::Ready(Ok(false)) => self.transport.poll_write(cx, buf),
             own => own.map_ok(|_| buf.len()),
-        };
-        self.wrote(&polled);
-        polled
+        }
     }
 
     fn poll_write_vectored(
@@ -295,12 +349,10 @@ impl hyper::rt::Write for DownstreamIo {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = match self.poll_own_words(cx, bufs.first().map(|buf| &**buf)) {
+        match self.poll_own_words(cx, bufs.first().map(|buf| &**buf)) {
             Poll::Ready(Ok(false)) => self.transport.poll_write_vectored(cx, bufs),
             own => own.map_ok(|_| bufs.iter().map(|buf| buf.len()).sum()),
-        };
-        self.wrote(&polled);
-        polled
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -345,5 +397,83 @@ impl hyper::rt::Write for DownstreamIo {
             linger.left = linger.left.saturating_sub(read);
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use tokio::net::{TcpListener, TcpSocket};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+
+    async fn sockets() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(4096).expect("set");
+        let at = listener.local_addr().expect("an address");
+        let client = socket.connect(at).await.expect("connected");
+        let (server, _) = listener.accept().await.expect("accepted");
+        let small = SockRef::from(&server).set_send_buffer_size(4096);
+        small.expect("set");
+        (server, client)
+    }
+
+    fn tls() -> (TlsAcceptor, TlsConnector) {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]);
+        let made = made.expect("a certificate");
+        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(made.cert.der().clone()).expect("a root");
+        let ring = Arc::new(rustls::crypto::ring::default_provider());
+        let server = rustls::ServerConfig::builder_with_provider(Arc::clone(&ring))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .expect("usable");
+        let client = rustls::ClientConfig::builder_with_provider(ring)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        (Arc::new(server).into(), Arc::new(client).into())
+    }
+
+    /// One write fits into the buffer of rustls, and nothing more is ever written.
+    #[tokio::test]
+    async fn a_tls_client_that_reads_nothing_is_blocked() {
+        let (server, client) = sockets().await;
+        let state = Arc::new(IoState::default());
+        let (acceptor, connector) = tls();
+        let name = ServerName::try_from("localhost").expect("a name");
+        let (served, connected) = tokio::join!(
+            acceptor.accept(Tcp::new(server, Arc::clone(&state))),
+            connector.connect(name, client)
+        );
+        let mut transport = Transport::Tls(Box::new(served.expect("shaken")));
+        let mut connected = connected.expect("shaken");
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        let mut written = 0;
+        while !state.is_blocked() {
+            assert!(written < 4_000_000, "never blocked");
+            let polled = transport.poll_write(&mut cx, &[b'x'; 16_384]);
+            let Poll::Ready(Ok(n)) = polled else {
+                panic!("its own buffer takes more: {polled:?}");
+            };
+            written += n;
+            let _ = transport.poll_flush(&mut cx);
+        }
+        let writes = state.writes();
+        let reads = async {
+            let mut left = vec![0; written];
+            tokio::io::AsyncReadExt::read_exact(&mut connected, &mut left).await
+        };
+        let flushes = std::future::poll_fn(|cx| transport.poll_flush(cx));
+        let (read, flushed) = tokio::join!(reads, flushes);
+        read.expect("read");
+        flushed.expect("flushed");
+        assert!(!state.is_blocked() && state.writes() > writes);
     }
 }

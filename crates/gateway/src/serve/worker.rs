@@ -88,12 +88,9 @@ async fn run<F: Answers>(
     let side = SideLabel { side: "downstream" };
     let gauge = metrics.connections.get_or_create_owned(&side);
     let opened = metrics.connections_opened.get_or_create_owned(&side);
-    plan.tasks.spawn(tick(
-        plan.id,
-        Arc::clone(&plan.pool),
-        Arc::clone(&metrics),
-        plan.tasks.clone(),
-    ));
+    // Goes on to the worker's end, through a drain: nobody waits for it, it is dropped with the runtime.
+    let chores = TaskTracker::new();
+    chores.spawn(tick(plan.id, Arc::clone(&plan.pool), Arc::clone(&metrics)));
     loop {
         let (stream, peer) = tokio::select! {
             biased;
@@ -133,15 +130,15 @@ impl Drop for Counted {
     }
 }
 
-/// The worker's housekeeping: lag and idle connections. Ends with the tracker.
-async fn tick(worker: u32, pool: Arc<Pool>, metrics: Arc<Metrics>, tasks: TaskTracker) {
+/// The worker's housekeeping: lag and idle connections. Never ends by itself.
+async fn tick(worker: u32, pool: Arc<Pool>, metrics: Arc<Metrics>) {
     let lag = metrics
         .loop_lag_seconds
         .get_or_create_owned(&WorkerLabel { worker });
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut count = 0u32;
-    while !tasks.is_closed() {
+    loop {
         let due = ticks.tick().await;
         let now = Instant::now();
         lag.observe(now.duration_since(due).as_secs_f64());

@@ -194,3 +194,36 @@ async fn a_drain_tells_a_stream_that_is_never_waited_for() {
         events.last().map(|e| e.data.len())
     );
 }
+
+/// A drain may take minutes: lag is measured and idle upstream connections are closed all through it.
+#[tokio::test]
+async fn housekeeping_goes_on_while_it_drains() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.server.drain = Duration::from_secs(20);
+        only(c).pool.idle = Duration::from_secs(1);
+    });
+    let mut running = gate
+        .post(CHAT, &stream(json!({"tokens": 300, "pace_ms": 10})))
+        .await;
+    running.final_head().await.expect("head");
+    let mut short = gate.post(CHAT, &whole(json!({}))).await;
+    short.final_head().await.expect("head");
+    short.rest().await.expect("body");
+    assert_eq!(gate.metric("upstream_connections", &[]), 2.0);
+    let during = async {
+        gate.eventually("it drains", |g| g.metric("draining", &[]) == 1.0)
+            .await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let ticks = gate.metric("loop_lag_seconds_count", &[]);
+        gate.eventually("the idle one is closed", |g| {
+            g.metric("upstream_connections", &[]) == 1.0
+        })
+        .await;
+        assert!(gate.metric("loop_lag_seconds_count", &[]) > ticks + 4.0);
+        assert_eq!(gate.metric("running", &[]), 1.0, "all within the drain");
+        running.all_events().await.expect("events").1
+    };
+    let (drained, end) = tokio::join!(gate.gateway.drain(), during);
+    assert_eq!((drained.cut, end), (0, BodyEnd::Clean));
+}
