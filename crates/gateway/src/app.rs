@@ -19,14 +19,15 @@ use crate::config::Config;
 use crate::front::Front;
 use crate::serve::{self, connection, guard, tls, worker};
 use crate::signal::Signal;
-use crate::telemetry::access_log::{AccessLog, Writer};
+use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::lines::Writer;
 use crate::telemetry::metrics::{Metrics, ResultLabel};
 use crate::upstream::connect::TcpOptions;
 use crate::upstream::pool::Pool;
 use crate::upstream::registry::{BuildError, Registry};
 
-/// After the cut, streams have this long to take their last event.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// After the cut, streams have this long to take their last event; and so has, after the end, whoever reads the logs.
+pub const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Why the gateway does not start.
 #[derive(Debug)]
@@ -282,7 +283,8 @@ impl Gateway {
             let _ = control.join();
         }
         if let Some(writer) = self.log_writer.take() {
-            writer.join();
+            // Its reader may have stopped; lines are not worth a process that does not end.
+            writer.flush(LAST_WORDS);
         }
     }
 }
@@ -398,7 +400,7 @@ fn settings(
             keep_alive: config.server.keep_alive,
             write: timeouts.write,
         },
-        tls_handshake: timeouts.tls,
+        tls_handshake: config.server.tls_handshake,
         half_close: config.server.half_close,
         head_bytes: config.limits.request_head_bytes,
         buffer_bytes: config.limits.stream_buffer_bytes,
@@ -506,7 +508,9 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         server.tls.clone_from(&old.server.tls);
     }
     let (was, is) = (old.edge_timeouts(), new.edge_timeouts());
-    let edge = (was.request_head, was.write, was.tls) != (is.request_head, is.write, is.tls);
+    let client_tls = std::mem::replace(&mut server.tls_handshake, old.server.tls_handshake);
+    let edge = (was.request_head, was.write, old.server.tls_handshake)
+        != (is.request_head, is.write, client_tls);
     let buffers = (
         old.limits.request_head_bytes,
         old.limits.stream_buffer_bytes,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use socket2::SockRef;
-use tidegate::app::{Gateway, Listeners, StartError};
+use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
 use tidegate::cli::{self, Command, Demo, Exit, FakeUpstream, Output};
 use tidegate::config::{self, Config, Endpoint, Sources};
 use tidegate::reload::{self, Watched};
@@ -28,9 +28,13 @@ fn main() -> ExitCode {
         Ok(Command::Demo(demo)) => run_demo(&demo),
         Ok(Command::FakeUpstream(fake)) => run_fake_upstream(&fake),
     };
-    // A closed pipe is the reader's choice.
-    let _ = io::stderr().write_all(output.stderr.as_bytes());
-    let _ = io::stdout().write_all(output.stdout.as_bytes());
+    // A closed pipe is the reader's choice. Where a gateway ran, one that is not read is so too.
+    if !telemetry::log::last_words(&output.stderr, LAST_WORDS) {
+        let _ = io::stderr().write_all(output.stderr.as_bytes());
+    }
+    if !output.stdout.is_empty() {
+        let _ = io::stdout().write_all(output.stdout.as_bytes());
+    }
     output.exit.into()
 }
 
@@ -77,7 +81,7 @@ fn serve(sources: Sources) -> Output {
     }
     raise_descriptor_limit(&loaded.config);
     let started =
-        from_systemd().and_then(|given| Gateway::start(loaded.config, given, io::stdout()));
+        from_systemd().and_then(|given| Gateway::start(loaded.config, given, access_log()));
     let gateway = match started {
         Ok(gateway) => gateway,
         Err(error) => return failed(error),
@@ -142,6 +146,14 @@ fn from_systemd() -> Result<Listeners, StartError> {
     })
 }
 
+/// Standard output.
+fn access_log() -> Box<dyn Write + Send> {
+    match telemetry::lines::unlocked(&io::stdout()) {
+        Ok(file) => Box::new(file),
+        Err(_) => Box::new(io::stdout()),
+    }
+}
+
 async fn next(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
@@ -170,20 +182,48 @@ async fn until_stopped(gateway: Gateway, mut files: Option<(Sources, Watched)>) 
         }
     }
     tracing::info!("draining; a second signal ends at once");
-    tokio::select! {
-        drained = gateway.drain() => {
-            if drained.cut > 0 {
-                tracing::warn!(cut = drained.cut, left = drained.left, "the drain's time was up; what still ran was told and ended");
-            }
+    let mut again = async || {
+        tokio::select! { () = next(&mut term) => {}, () = next(&mut int) => {} }
+        failed("ended by a second signal; running calls were cut without a word")
+    };
+    end(gateway, again()).await
+}
+
+/// Drain, stop; or, once `again` is through, neither.
+async fn end(gateway: Gateway, again: impl Future<Output = Output>) -> Output {
+    let mut again = std::pin::pin!(again);
+    let drained = tokio::select! {
+        drained = gateway.drain() => drained,
+        output = &mut again => {
+            // Threads end with the process.
+            std::mem::forget(gateway);
+            return output;
+        }
+    };
+    if drained.cut > 0 {
+        tracing::warn!(
+            cut = drained.cut,
+            left = drained.left,
+            "the drain's time was up; what still ran was told and ended"
+        );
+    }
+    // Beside us: it waits for threads, and a signal must be heard meanwhile.
+    let (stopped, is_stopped) = tokio::sync::oneshot::channel();
+    let stop = std::thread::Builder::new()
+        .name("stop".into())
+        .spawn(move || {
             gateway.stop();
+            let _ = stopped.send(());
+        });
+    if let Err(error) = stop {
+        return failed(error);
+    }
+    tokio::select! {
+        _ = is_stopped => {
             tracing::info!("stopped");
             done()
         }
-        () = async { tokio::select! { () = next(&mut term) => {}, () = next(&mut int) => {} } } => {
-            // Threads end with the process.
-            std::mem::forget(gateway);
-            failed("ended by a second signal; running calls were cut without a word")
-        }
+        output = again => output,
     }
 }
 
@@ -223,7 +263,7 @@ fn run_demo(demo: &Demo) -> Output {
         config.server.listen = demo.listen;
         config.admin.listen = Some(demo.admin);
         telemetry::log::init(&config.log);
-        let gateway = match Gateway::start(config, Listeners::default(), io::stdout()) {
+        let gateway = match Gateway::start(config, Listeners::default(), access_log()) {
             Ok(gateway) => gateway,
             Err(error) => return failed(error),
         };

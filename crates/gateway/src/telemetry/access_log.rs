@@ -1,23 +1,18 @@
 //! One JSON line per ended call, on standard output (or wherever the writer points).
 //!
-//! The line is made by `call::settle`; this module only carries it. Lines are put into one buffer that a thread of its own empties in
-//! batches: no system call and no wake-up per line, and a slow disk or pipe never holds a worker. A line that finds the buffer full is
-//! dropped and counted (`tidegate_access_log_dropped_total`): losing a line is bad, stopping all streams for it is worse.
+//! The line is made by `call::settle`; this module only carries it, see [`lines`](super::lines). A line that finds the buffer full is dropped
+//! and counted (`tidegate_access_log_dropped_total`).
 
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 
+use super::lines::{Lines, Writer};
+
 /// Bytes that may wait for the writer.
 const BUFFER_BYTES: usize = 16 * 1024 * 1024;
-/// How long lines are gathered before they are written.
-const GATHER: Duration = Duration::from_millis(50);
-/// From this much on the writer is called at once.
-const URGENT_BYTES: usize = 256 * 1024;
 
 /// Both ends of a call. Times are milliseconds since the call was accepted; absent means it never came to that.
 #[derive(Debug, Default, Serialize)]
@@ -91,43 +86,8 @@ pub struct Times {
 /// The sending side. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
-    lines: Option<Arc<Handle>>,
+    lines: Option<Lines>,
     dropped: Counter,
-}
-
-/// Ends when the last [`AccessLog`] is gone and every buffered line is written.
-#[derive(Debug)]
-pub struct Writer(Option<JoinHandle<()>>);
-
-/// Shared by all senders; the last one to go ends the writer.
-#[derive(Debug)]
-struct Handle(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    buffer: Mutex<Buffer>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Buffer {
-    bytes: Vec<u8>,
-    /// The writer waits without a limit: it must be woken.
-    asleep: bool,
-    closed: bool,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Buffer> {
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.0.lock().closed = true;
-        self.0.wake.notify_one();
-    }
 }
 
 impl AccessLog {
@@ -141,22 +101,12 @@ impl AccessLog {
 
     /// Starts the writer thread.
     pub fn start(out: impl Write + Send + 'static, dropped: Counter) -> (Self, Writer) {
-        let shared = Arc::new(Shared::default());
-        let reader = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("access-log".into())
-            .spawn({
-                let lost = dropped.clone();
-                move || write_all(&reader, out, &lost)
-            })
-            .ok();
-        (
-            Self {
-                lines: Some(Arc::new(Handle(shared))),
-                dropped,
-            },
-            Writer(thread),
-        )
+        let (lines, writer) = Lines::start("access-log", BUFFER_BYTES, dropped.clone(), out);
+        let log = Self {
+            lines: Some(lines),
+            dropped,
+        };
+        (log, writer)
     }
 
     pub fn is_on(&self) -> bool {
@@ -164,69 +114,15 @@ impl AccessLog {
     }
 
     pub fn write(&self, line: &Line<'_>) {
-        let Some(handle) = &self.lines else { return };
+        let Some(lines) = &self.lines else { return };
         let mut text = Vec::with_capacity(1024);
         if serde_json::to_writer(&mut text, line).is_err() {
             self.dropped.inc();
             return;
         }
         text.push(b'\n');
-        let mut buffer = handle.0.lock();
-        if buffer.bytes.len() + text.len() > BUFFER_BYTES {
-            drop(buffer);
+        if !lines.push(&text) {
             self.dropped.inc();
-            return;
-        }
-        buffer.bytes.extend_from_slice(&text);
-        let urgent =
-            buffer.bytes.len() >= URGENT_BYTES && buffer.bytes.len() - text.len() < URGENT_BYTES;
-        let wake = std::mem::replace(&mut buffer.asleep, false) || urgent;
-        drop(buffer);
-        if wake {
-            handle.0.wake.notify_one();
-        }
-    }
-}
-
-/// The writer's life: sleep until there is something, gather for a moment, write it in one go.
-fn write_all(shared: &Shared, mut out: impl Write, lost: &Counter) {
-    let mut batch = Vec::new();
-    loop {
-        let mut buffer = shared.lock();
-        while buffer.bytes.is_empty() {
-            if buffer.closed {
-                return;
-            }
-            buffer.asleep = true;
-            buffer = shared
-                .wake
-                .wait(buffer)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        buffer.asleep = false;
-        if !buffer.closed && buffer.bytes.len() < URGENT_BYTES {
-            buffer = shared
-                .wake
-                .wait_timeout(buffer, GATHER)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        std::mem::swap(&mut batch, &mut buffer.bytes);
-        drop(buffer);
-        // A closed pipe must not end the gateway: the lines are lost, as they would be without us.
-        if out.write_all(&batch).and_then(|()| out.flush()).is_err() {
-            lost.inc_by(memchr::memchr_iter(b'\n', &batch).count() as u64);
-        }
-        batch.clear();
-        batch.shrink_to(URGENT_BYTES);
-    }
-}
-
-impl Writer {
-    /// Waits for the buffered lines. Drop every [`AccessLog`] first.
-    pub fn join(mut self) {
-        if let Some(thread) = self.0.take() {
-            let _ = thread.join();
         }
     }
 }
@@ -258,6 +154,8 @@ impl Write for Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -270,8 +168,7 @@ mod tests {
                 ..Line::default()
             });
         }
-        drop(log);
-        writer.join();
+        assert!(writer.flush(Duration::from_secs(10)));
         let text = memory.text();
         assert_eq!(text.lines().count(), 1000);
         assert!(
@@ -308,7 +205,7 @@ mod tests {
             "40 MB do not fit into the buffer and one batch: {}",
             dropped.get()
         );
-        drop((go, log));
-        writer.join();
+        drop(go);
+        assert!(writer.flush(Duration::from_secs(10)));
     }
 }

@@ -1,11 +1,47 @@
 //! The program's own log, on standard error.
+//!
+//! It goes through a buffer like the access log's: a worker that has something to say must not wait for whoever reads it.
 
+use std::io::{self, Write};
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use super::lines::{self, Lines, Writer};
 use crate::config::{Level, Log, LogFormat};
+
+/// Bytes that may wait for the writer.
+const BUFFER_BYTES: usize = 1024 * 1024;
+
+/// The log of this process, once it is installed.
+static LOG: OnceLock<(Lines, Writer)> = OnceLock::new();
+static DROPPED: LazyLock<Counter> = LazyLock::new(Counter::default);
+
+/// Counts the lines that found the buffer full, over all gateways of this process.
+pub fn dropped() -> Counter {
+    DROPPED.clone()
+}
+
+/// Takes one event at a time, as the formatter writes it.
+struct Entry(&'static Lines);
+
+impl Write for Entry {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if !self.0.push(line) {
+            DROPPED.inc();
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// Installs the log once per process; a second call changes nothing.
 pub fn init(log: &Log) {
@@ -21,7 +57,16 @@ pub fn init(log: &Log) {
         .with_default(LevelFilter::WARN.min(level))
         .with_target("tidegate", level);
     let registry = tracing_subscriber::registry().with(targets);
-    let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let (lines, _) = LOG.get_or_init(|| {
+        let stderr: Box<dyn Write + Send> = match lines::unlocked(&io::stderr()) {
+            Ok(file) => Box::new(file),
+            Err(_) => Box::new(io::stderr()),
+        };
+        Lines::start("log", BUFFER_BYTES, dropped(), stderr)
+    });
+    let layer = fmt::layer()
+        .with_writer(move || Entry(lines))
+        .with_target(false);
     let installed = match log.format {
         LogFormat::Text => registry.with(layer.with_ansi(false)).try_init(),
         LogFormat::Json => registry.with(layer.json().flatten_event(true)).try_init(),
@@ -29,4 +74,16 @@ pub fn init(log: &Log) {
     if installed.is_err() {
         tracing::debug!("log was already installed");
     }
+}
+
+/// Says this on standard error after what the log still holds, and waits for it, for so long at most. `false`: there is no log.
+pub fn last_words(text: &str, limit: Duration) -> bool {
+    let Some((lines, writer)) = LOG.get() else {
+        return false;
+    };
+    if !lines.push(text.as_bytes()) {
+        DROPPED.inc();
+    }
+    writer.flush(limit);
+    true
 }

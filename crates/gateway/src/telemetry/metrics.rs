@@ -118,6 +118,7 @@ pub struct Metrics {
     pub request_bodies_bytes: Gauge,
     pub loop_lag_seconds: Family<WorkerLabel, Histogram, Seconds>,
     pub access_log_dropped: Counter,
+    pub log_dropped: Counter,
     pub config_generation: Gauge,
     pub config_reloads: Family<ResultLabel, Counter>,
     pub draining: Gauge,
@@ -302,6 +303,12 @@ impl Metrics {
                 "access_log_dropped",
                 "Access-log lines lost because the writer was too slow",
                 Counter::default(),
+            ),
+            log_dropped: add(
+                r,
+                "log_dropped",
+                "Lines of the program's own log lost because the reader of standard error was too slow",
+                super::log::dropped(),
             ),
             config_generation: add(
                 r,

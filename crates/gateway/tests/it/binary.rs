@@ -238,22 +238,7 @@ async fn a_socket_from_systemd_is_used() {
     let up = upstream(Script::default()).await;
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("an address");
-    let mut command = Command::new("sh");
-    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
-    let url = format!("http://{}", up.addr());
-    command.args([
-        "-c",
-        script,
-        PROGRAM,
-        "serve",
-        "--upstream",
-        &url,
-        "--listen",
-        "127.0.0.1:1",
-        "--admin",
-        "off",
-    ]);
-    command.stdin(Stdio::from(OwnedFd::from(listener)));
+    let command = with_passed(listener.into(), &format!("http://{}", up.addr()));
     let mut program = Program::start(command, folder());
     assert_eq!(program.address("listen=").await, addr);
     let mut client = post(addr, &whole(json!({}))).await;
@@ -262,14 +247,19 @@ async fn a_socket_from_systemd_is_used() {
     assert_eq!(program.exit().await, 0);
 }
 
-/// What the program says, and its exit code, with this on descriptor 3.
-async fn with_passed(passed: OwnedFd) -> (i32, String) {
+/// `serve` with this on descriptor 3.
+fn with_passed(passed: OwnedFd, url: &str) -> Command {
     let mut command = Command::new("sh");
     let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
-    let serve = ["serve", "--upstream", "http://127.0.0.1:9"];
-    command.args(["-c", script, PROGRAM]).args(serve);
-    command.args(["--listen", "127.0.0.1:0", "--admin", "off"]);
+    command.args(["-c", script, PROGRAM, "serve", "--upstream", url]);
+    command.args(["--listen", "127.0.0.1:1", "--admin", "off"]);
     command.stdin(Stdio::from(passed));
+    command
+}
+
+/// What it says when it does not start, and its exit code.
+async fn refused_passed(passed: OwnedFd) -> (i32, String) {
+    let command = with_passed(passed, "http://127.0.0.1:9");
     let mut program = Program::start(command, folder());
     (program.exit().await, program.err())
 }
@@ -277,7 +267,7 @@ async fn with_passed(passed: OwnedFd) -> (i32, String) {
 #[tokio::test]
 async fn a_socket_from_systemd_that_is_not_as_it_must_be_is_an_error() {
     let public = TcpListener::bind("0.0.0.0:0").expect("a port");
-    let (code, said) = with_passed(public.into()).await;
+    let (code, said) = refused_passed(public.into()).await;
     assert_eq!(code, 1, "{said}");
     assert!(
         said.contains("0.0.0.0") && said.contains("allow_unauthenticated"),
@@ -288,9 +278,45 @@ async fn a_socket_from_systemd_that_is_not_as_it_must_be_is_an_error() {
     let address = listener.local_addr().expect("an address");
     let stream = std::net::TcpStream::connect(address).expect("connected");
     for wrong in [OwnedFd::from(datagrams), OwnedFd::from(stream)] {
-        let (code, said) = with_passed(wrong).await;
+        let (code, said) = refused_passed(wrong).await;
         assert_eq!(code, 1, "{said}");
         assert!(said.contains("socket number 1"), "{said}");
+    }
+}
+
+/// A pipe that is full and that nobody reads.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(&[b'.'; 65_536]).expect("it fits");
+    (reader, writer)
+}
+
+/// Whoever reads the logs may stop reading: calls go on, and the end comes all the same.
+#[tokio::test]
+async fn full_pipes_hold_up_neither_calls_nor_the_end() {
+    let up = upstream(Script::default()).await;
+    for (signals, expected) in [(&["TERM"][..], 0), (&["TERM", "INT"][..], 1)] {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = free.local_addr().expect("an address");
+        drop(free);
+        let ((_unread, out), (_unread_too, err)) = (full_pipe(), full_pipe());
+        let mut command = Command::new(PROGRAM);
+        command.args(["serve", "--admin", "off", "--listen", &addr.to_string()]);
+        command.args(["--upstream", &format!("http://{}", up.addr())]);
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        let child = command.spawn().expect("it starts");
+        let folder = folder();
+        let mut program = Program { child, folder };
+        eventually("it listens", || std::net::TcpStream::connect(addr).is_ok()).await;
+        let mut client = post(addr, &whole(json!({}))).await;
+        assert_eq!(client.final_head().await.expect("head").status, 200);
+        drop(client);
+        for signal in signals {
+            program.signal(signal);
+            // The second one comes while the first is at its last words.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        assert_eq!(program.exit().await, expected);
     }
 }
 
