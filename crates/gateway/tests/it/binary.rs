@@ -269,10 +269,7 @@ async fn a_socket_from_systemd_that_is_not_as_it_must_be_is_an_error() {
     let public = TcpListener::bind("0.0.0.0:0").expect("a port");
     let (code, said) = refused_passed(public.into()).await;
     assert_eq!(code, 1, "{said}");
-    assert!(
-        said.contains("0.0.0.0") && said.contains("allow_unauthenticated"),
-        "{said}"
-    );
+    assert!(said.contains("allow_unauthenticated"), "{said}");
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
