@@ -233,7 +233,7 @@ def raw_call(gateway: Gateway, stream: bool) -> socket.socket:
     """A chat call sent by hand."""
     url = httpx.URL(gateway.url)
     body = httpx.Request("POST", url, json=CHAT | {"stream": stream}).content
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: tidegate\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
     peer = socket.create_connection((url.host, url.port), timeout=10)
     peer.sendall(head.encode() + body)

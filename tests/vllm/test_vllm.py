@@ -78,7 +78,7 @@ def test_errors_pass(gateway: Gateway, vllm: Vllm):
 def connect(gateway: Gateway, path: str, body: dict) -> socket.socket:
     url = httpx.URL(gateway.url)
     content = json.dumps(body).encode()
-    head = f"POST {PATHS[path][0]} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+    head = f"POST {PATHS[path][0]} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     peer = socket.create_connection((url.host, url.port), timeout=60)
     peer.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
     return peer
