@@ -310,8 +310,8 @@ async fn full_pipes_hold_up_neither_calls_nor_the_end() {
         drop(client);
         for signal in signals {
             program.signal(signal);
-            // The second one comes while the first is at its last words.
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            // The second one comes while the first is at work: the listener is gone, the process is not.
+            eventually("it drains", || std::net::TcpStream::connect(addr).is_err()).await;
         }
         assert_eq!(program.exit().await, expected);
     }
