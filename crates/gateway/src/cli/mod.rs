@@ -147,6 +147,12 @@ struct SourceArgs {
     /// Longest wait for a slot; with --upstream [env: TIDEGATE_QUEUE_TIMEOUT] [default: 30s]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     queue_timeout: Option<String>,
+    /// What server it is, such as vllm or llama.cpp; with --upstream [env: TIDEGATE_KIND]
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+    /// cancel, drain or linger, when a client leaves; with --upstream [env: TIDEGATE_ON_ABANDON] [default: by kind]
+    #[arg(long, value_name = "CONTRACT")]
+    on_abandon: Option<String>,
     /// File with the upstream's key; with --upstream [env: TIDEGATE_API_KEY_FILE]
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<String>,
@@ -295,6 +301,8 @@ impl SourceArgs {
             slots,
             queue,
             queue_timeout,
+            kind,
+            on_abandon,
             api_key_file,
             keys_file,
             allow_unauthenticated,
@@ -309,6 +317,8 @@ impl SourceArgs {
             ("--slots", slots),
             ("--queue", queue),
             ("--queue-timeout", queue_timeout),
+            ("--kind", kind),
+            ("--on-abandon", on_abandon),
             ("--api-key-file", api_key_file),
             ("--keys-file", keys_file),
             (

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use super::file;
 use super::{
-    Admin, Config, Cors, Endpoint, HttpVersion, Kind, Limits, Log, Pool, Server, Timeouts,
+    Abandon, Admin, Config, Cors, Endpoint, HttpVersion, Kind, Limits, Log, Pool, Server, Timeouts,
     UnknownModels, Upstream, UpstreamTls, upstreams,
 };
 
@@ -45,15 +45,16 @@ impl Upstream {
             models: Vec::new(),
             aliases: written.aliases,
             api_key: None,
-            auth: kind.auth(),
+            auth: kind.row().auth,
             slots: written.slots,
             queue: written.slots.get(),
-            settle: written.settle.0,
+            settle: kind.row().settle,
+            abandon: Abandon::of(kind, written.slots),
             timeouts: Timeouts::default(),
-            pool: Pool::of_slots(written.slots, &endpoints),
+            pool: Pool::of(kind, written.slots, &endpoints),
             tls: UpstreamTls::default(),
             heartbeat: written.heartbeat.duration(),
-            ask_usage: kind.ask_usage(),
+            ask_usage: kind.row().ask_usage,
             endpoints,
         }
     }
@@ -61,12 +62,12 @@ impl Upstream {
 
 impl Pool {
     /// Room for all slots on one endpoint, and for connections that are being closed.
-    pub fn of_slots(slots: NonZeroUsize, endpoints: &[Endpoint]) -> Self {
+    pub fn of(kind: Kind, slots: NonZeroUsize, endpoints: &[Endpoint]) -> Self {
         let written = file::Pool::default();
         let tls = endpoints.iter().any(|endpoint| endpoint.tls);
         Self {
             connections_max: slots.get().saturating_add(16),
-            idle: written.idle.0,
+            idle: kind.row().pool_idle(),
             http: if tls {
                 HttpVersion::Auto
             } else {

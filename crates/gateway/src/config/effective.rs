@@ -14,8 +14,8 @@ use super::tree::join;
 use super::units::{Size, Time, TimeOrOff};
 use super::upstreams::TIERS;
 use super::{
-    Admin, ClientKey, Config, Cors, Limits, Loaded, Log, Pool, Server, ServerTls, Timeouts,
-    Upstream, UpstreamTls,
+    Abandon, Admin, ClientKey, Config, Confirm, Contract, Cors, Kind, Limits, Loaded, Log, Pool,
+    Server, ServerTls, Timeouts, Upstream, UpstreamTls,
 };
 
 /// What `tidegate check` prints.
@@ -96,6 +96,16 @@ impl Page<'_> {
     fn line(&mut self, name: &str, path: &str, value: impl Display) {
         let origin = self.origins.get(path).cloned();
         self.line_from(name, origin.as_ref(), value);
+    }
+
+    /// A setting that the kind fills in where nobody wrote it.
+    fn of_kind(&mut self, kind: Kind, name: &str, path: &str, value: impl Display) {
+        if kind == Kind::Other || self.origins.contains_key(path) {
+            self.line(name, path, value);
+        } else {
+            let of = kind.row().name;
+            self.put(format_args!("{name} = {value} # kind {of}\n"));
+        }
     }
 
     fn line_from(&mut self, name: &str, origin: Option<&Place>, value: impl Display) {
@@ -219,6 +229,7 @@ impl Page<'_> {
             slots,
             queue,
             settle,
+            abandon,
             timeouts,
             pool,
             tls,
@@ -245,28 +256,63 @@ impl Page<'_> {
             };
             self.line("api_key", &given, quoted("***"));
         }
-        self.line("auth", &at("auth"), name(auth));
+        self.of_kind(*kind, "auth", &at("auth"), name(auth));
         self.line("slots", &at("slots"), slots);
         self.line("queue", &at("queue"), queue);
-        self.line("settle", &at("settle"), time(*settle));
+        let contract = abandon.contract;
+        self.of_kind(*kind, "on_abandon", &at("on_abandon"), name(contract));
+        if contract != Contract::Linger {
+            self.of_kind(*kind, "settle", &at("settle"), time(*settle));
+        }
         self.line(
             "heartbeat",
             &at("heartbeat"),
             quoted(TimeOrOff::from(*heartbeat)),
         );
-        self.line("ask_usage", &at("ask_usage"), ask_usage);
+        self.of_kind(*kind, "ask_usage", &at("ask_usage"), ask_usage);
         if !aliases.is_empty() {
             self.section("[upstreams.aliases]");
             for (alias, model) in aliases {
                 self.line(&quoted(alias), &join(&at("aliases"), alias), quoted(model));
             }
         }
+        self.abandon(*kind, abandon, path);
         self.upstream_timeouts(timeouts, path);
-        self.pool(pool, path);
+        self.pool(*kind, pool, path);
         self.upstream_tls(tls, path);
     }
 
-    fn pool(&mut self, pool: &Pool, path: &str) {
+    fn abandon(&mut self, kind: Kind, abandon: &Abandon, path: &str) {
+        let at = |name: &str| format!("{path}.abandon.{name}");
+        let Abandon {
+            contract,
+            time: longest,
+            bytes,
+            tokens,
+            at_once,
+            per_key,
+            confirm,
+        } = abandon;
+        self.section("[upstreams.abandon]");
+        let confirms = *confirm != Confirm::Off;
+        if *contract != Contract::Cancel || confirms {
+            self.of_kind(kind, "time", &at("time"), time(*longest));
+        }
+        if *contract == Contract::Drain {
+            let size = Size(usize::try_from(*bytes).unwrap_or(usize::MAX));
+            self.line("bytes", &at("bytes"), quoted(size));
+            if let Some(tokens) = tokens {
+                self.line("tokens", &at("tokens"), tokens);
+            }
+            self.line("at_once", &at("at_once"), at_once);
+        }
+        if let Some(per_key) = per_key {
+            self.line("per_key", &at("per_key"), per_key);
+        }
+        self.line("confirm", &at("confirm"), name(confirm));
+    }
+
+    fn pool(&mut self, kind: Kind, pool: &Pool, path: &str) {
         let at = |name: &str| format!("{path}.{name}");
         let Pool {
             connections_max,
@@ -280,7 +326,7 @@ impl Page<'_> {
             &at("pool.connections_max"),
             connections_max,
         );
-        self.line("idle", &at("pool.idle"), time(*idle));
+        self.of_kind(kind, "idle", &at("pool.idle"), time(*idle));
         self.line("http", &at("pool.http"), name(http));
         self.line("eject", &at("pool.eject"), time(*eject));
     }

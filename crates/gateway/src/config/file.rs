@@ -13,7 +13,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{Size, Time, TimeOrOff};
-use super::{AuthStyle, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels};
+use super::{
+    AuthStyle, Confirm, Contract, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels,
+};
 
 /// The configuration file of Tidegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -183,7 +185,8 @@ pub struct Key {
 pub struct Upstream {
     /// Name in logs and metrics. Required with several upstreams; one alone is called `default`.
     pub name: Option<String>,
-    /// Kind of server; fills in `auth` and `ask_usage`. Default: guessed from well-known host names, else `"other"`.
+    /// Kind of server; fills in what follows from it, see [kinds.md](kinds.md). Default: guessed from well-known host names, else
+    /// `"other"`.
     pub kind: Option<Kind>,
     /// Address of the one endpoint: `"http://127.0.0.1:8000"`. A trailing `/v1` is dropped. Exactly one of `url` and `endpoints`.
     pub url: Option<String>,
@@ -206,21 +209,51 @@ pub struct Upstream {
     /// Calls that may wait for a slot; 0: none waits. Default: as many as `slots`, so the last one waits about one call's time.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub queue: Option<usize>,
-    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while.
+    /// What becomes of a call whose client has left. Default: that of the kind.
+    pub on_abandon: Option<Contract>,
+    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while. Default: that of the
+    /// kind.
     #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
-    pub settle: Time,
+    pub settle: Option<Time>,
     /// Comment lines sent to the client while a stream is silent, or `"off"`.
     #[schemars(extend("x-min" = "100ms", "x-max" = "1h"))]
     pub heartbeat: TimeOrOff,
     /// Ask for usage on streams whose client did not, and keep the extra event from the client. Default: on for the kinds that
-    /// are known to answer it (`"vllm"`, `"llama.cpp"`, `"openai"`).
+    /// are known to answer it.
     pub ask_usage: Option<bool>,
+    /// Bounds of the work that is left when clients leave.
+    pub abandon: Abandon,
     /// Limits of waits that differ from `[timeouts]`.
     pub timeouts: UpstreamTimeouts,
     /// Connections.
     pub pool: Pool,
     /// TLS of `https://` endpoints.
     pub tls: UpstreamTls,
+}
+
+/// Bounds of the work that runs on, or is held to run on, after its client has left. Past a bound a `drain` becomes a `cancel`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Abandon {
+    /// `drain`: how long an answer may be read for nobody. `linger`: how long the slot is kept. Default: `"60s"`.
+    #[schemars(extend("x-min" = "100ms", "x-max" = "24h"))]
+    pub time: Option<Time>,
+    /// `drain`: bytes that may be read for nobody. Default: `"16MiB"`.
+    #[schemars(extend("x-min" = "1KiB", "x-max" = "4GiB"))]
+    pub bytes: Option<Size>,
+    /// `drain`: tokens that may be generated for nobody, as far as they can be counted. Default: no bound.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub tokens: Option<u32>,
+    /// `drain`: calls that may run on for nobody at once; one more is cancelled. Default: half of `slots`.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub at_once: Option<usize>,
+    /// Abandoned calls of one client key from which on its next calls wait, so that one client's leftovers do not take the slots of
+    /// all. Default: half of `slots` where there are several keys, else no bound.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub per_key: Option<NonZeroUsize>,
+    /// Ask the server what it is running while a slot is held for nobody: the slot is given back as soon as the server has ended, and
+    /// not before. At the latest after `time`.
+    pub confirm: Option<Confirm>,
 }
 
 /// Limits of waits for one upstream. Default of each: the value in `[timeouts]`.
@@ -254,9 +287,9 @@ pub struct Pool {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub connections_max: Option<usize>,
     /// Idle connections are closed after this time. Shorter than the server's own limit (uvicorn 5 s), or calls run into closing
-    /// connections; a `Keep-Alive: timeout` from the server shortens it.
+    /// connections; a `Keep-Alive: timeout` from the server shortens it. Default: what suits the kind, at most `"4s"`.
     #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
-    pub idle: Time,
+    pub idle: Option<Time>,
     /// Default: `"http1"` for `http://`, `"auto"` for `https://`.
     pub http: Option<HttpVersion>,
     /// How long an endpoint that failed is left out.
@@ -363,9 +396,11 @@ impl Default for Upstream {
             auth: None,
             slots: NonZeroUsize::new(64).expect("64 is not 0"),
             queue: None,
-            settle: Time::secs(0),
+            on_abandon: None,
+            settle: None,
             heartbeat: TimeOrOff::Off,
             ask_usage: None,
+            abandon: Abandon::default(),
             timeouts: UpstreamTimeouts::default(),
             pool: Pool::default(),
             tls: UpstreamTls::default(),
@@ -377,7 +412,7 @@ impl Default for Pool {
     fn default() -> Self {
         Self {
             connections_max: None,
-            idle: Time::secs(4),
+            idle: None,
             http: None,
             eject: Time::secs(5),
         }

@@ -13,17 +13,20 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use kinds::{Confirm, Contract, Kind};
 pub use load::{Loaded, load, parse};
 pub use mistake::{Mistake, Mistakes, Place, Warning};
 pub use secret::Secret;
 pub use sources::{Env, Sources};
 
+mod abandon;
 mod defaults;
 pub mod effective;
 mod endpoint;
 pub mod file;
 mod findings;
 pub mod keys;
+pub mod kinds;
 mod load;
 mod mistake;
 mod near;
@@ -177,7 +180,7 @@ pub enum UnknownModels {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Upstream {
     pub name: String,
-    /// Label of the server kind (`vllm`, `llama.cpp`, `openai`, `anthropic`, `other`); fills defaults.
+    /// What server it is; filled the defaults.
     pub kind: Kind,
     pub endpoints: Vec<Endpoint>,
     /// Model names routed here, exact or with one trailing `*`. Empty: any name.
@@ -191,8 +194,10 @@ pub struct Upstream {
     pub slots: NonZeroUsize,
     /// Calls that may wait for a slot. 0: none waits.
     pub queue: usize,
-    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while. Default 0.
+    /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while.
     pub settle: Duration,
+    /// What becomes of calls whose clients have left.
+    pub abandon: Abandon,
     pub timeouts: Timeouts,
     pub pool: Pool,
     pub tls: UpstreamTls,
@@ -202,16 +207,22 @@ pub struct Upstream {
     pub ask_usage: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    Vllm,
-    #[serde(rename = "llama.cpp")]
-    LlamaCpp,
-    #[serde(rename = "openai")]
-    OpenAi,
-    Anthropic,
-    Other,
+/// The contract for abandoned calls and its bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abandon {
+    pub contract: Contract,
+    /// Drain: the longest time that an answer is read for nobody. Linger: how long the slot is kept after the close.
+    pub time: Duration,
+    /// Drain: the most bytes that are read for nobody.
+    pub bytes: u64,
+    /// Drain: the most tokens that are generated for nobody, as far as they can be counted. `None`: no bound.
+    pub tokens: Option<u64>,
+    /// Drain: the most calls that run on for nobody at once.
+    pub at_once: usize,
+    /// The most abandoned calls of one key before its next ones wait. `None`: no bound.
+    pub per_key: Option<NonZeroUsize>,
+    /// How the end of the work is confirmed, so that the slot is given back sooner, or kept until it is.
+    pub confirm: Confirm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

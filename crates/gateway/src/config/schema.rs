@@ -297,7 +297,7 @@ mod tests {
             .unwrap_or_default();
         assert_eq!(
             kinds,
-            r#"one of "vllm", "llama.cpp", "openai", "anthropic", "other""#
+            r#"one of "vllm", "sglang", "llama.cpp", "ollama", "tgi", "openai", "azure", "anthropic", "openrouter", "deepseek", "bedrock", "gemini", "groq", "mistral", "other""#
         );
     }
 

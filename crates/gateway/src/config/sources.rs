@@ -40,7 +40,7 @@ const fn source(
 }
 
 /// All of them.
-pub const SOURCES: [Source; 14] = [
+pub const SOURCES: [Source; 16] = [
     source("--config", "TIDEGATE_CONFIG", "", false),
     source("--upstream", "TIDEGATE_UPSTREAM", "upstreams[0].url", true),
     source("--listen", "TIDEGATE_LISTEN", "server.listen", false),
@@ -51,6 +51,13 @@ pub const SOURCES: [Source; 14] = [
         "--queue-timeout",
         "TIDEGATE_QUEUE_TIMEOUT",
         "upstreams[0].timeouts.queue",
+        true,
+    ),
+    source("--kind", "TIDEGATE_KIND", "upstreams[0].kind", true),
+    source(
+        "--on-abandon",
+        "TIDEGATE_ON_ABANDON",
+        "upstreams[0].on_abandon",
         true,
     ),
     source(

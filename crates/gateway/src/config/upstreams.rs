@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::file;
 use super::findings::Findings;
 use super::keys;
+use super::units::Time;
 use super::validate::{check_readable, check_tiers, name};
-use super::{AuthStyle, Endpoint, HttpVersion, Kind, Pool, Timeouts, Upstream, UpstreamTls};
+use super::{Endpoint, HttpVersion, Kind, Pool, Timeouts, Upstream, UpstreamTls, abandon};
 
 /// Name of an upstream that stands alone and has none.
 pub(super) const ONLY: &str = "default";
@@ -14,6 +15,7 @@ pub(super) const ONLY: &str = "default";
 pub(super) fn build(
     written: &[file::Upstream],
     timeouts: &Timeouts,
+    several_keys: bool,
     findings: &mut Findings,
 ) -> Vec<Upstream> {
     if written.is_empty() && !findings.is_broken("upstreams") {
@@ -27,7 +29,7 @@ pub(super) fn build(
     let upstreams: Vec<_> = written
         .iter()
         .enumerate()
-        .map(|(index, one)| upstream(one, index, alone, timeouts, findings))
+        .map(|(index, one)| upstream(one, (index, alone), timeouts, several_keys, findings))
         .collect();
     check_names(&upstreams, findings);
     check_shared_endpoints(&upstreams, findings);
@@ -36,15 +38,16 @@ pub(super) fn build(
 
 fn upstream(
     written: &file::Upstream,
-    index: usize,
-    alone: bool,
+    (index, alone): (usize, bool),
     timeouts: &Timeouts,
+    several_keys: bool,
     findings: &mut Findings,
 ) -> Upstream {
     let path = format!("upstreams[{index}]");
     let name = upstream_name(written.name.as_deref(), &path, alone, findings);
     let endpoints = endpoints(written, &path, findings);
-    let kind = written.kind.unwrap_or_else(|| guess_kind(&endpoints));
+    let guess = || Kind::of_hosts(endpoints.iter().map(|endpoint| endpoint.host.as_str()));
+    let kind = written.kind.unwrap_or_else(guess);
     let mut built = Upstream::new(name, kind, endpoints);
     built.api_key = keys::of_upstream(written, &path, findings);
     built.models.clone_from(&written.models);
@@ -52,7 +55,8 @@ fn upstream(
     built.auth = written.auth.unwrap_or(built.auth);
     built.slots = written.slots;
     built.queue = written.queue.unwrap_or(written.slots.get());
-    built.settle = written.settle.0;
+    built.settle = written.settle.map_or(built.settle, |settle| settle.0);
+    built.abandon = abandon::build(written, &built, several_keys, &path, findings);
     built.heartbeat = written.heartbeat.duration();
     built.ask_usage = written.ask_usage.unwrap_or(built.ask_usage);
     built.timeouts = merge(timeouts, &written.timeouts);
@@ -166,17 +170,6 @@ fn endpoints(written: &file::Upstream, path: &str, findings: &mut Findings) -> V
     endpoints
 }
 
-fn guess_kind(endpoints: &[Endpoint]) -> Kind {
-    let all = |host: &str| {
-        !endpoints.is_empty() && endpoints.iter().all(|endpoint| endpoint.host == host)
-    };
-    match () {
-        () if all("api.openai.com") => Kind::OpenAi,
-        () if all("api.anthropic.com") => Kind::Anthropic,
-        () => Kind::Other,
-    }
-}
-
 fn merge(all: &Timeouts, own: &file::UpstreamTimeouts) -> Timeouts {
     let pick = |own: Option<super::units::Time>, all| own.map_or(all, |time| time.0);
     Timeouts {
@@ -198,10 +191,10 @@ fn merge(all: &Timeouts, own: &file::UpstreamTimeouts) -> Timeouts {
 }
 
 fn pool(written: &file::Pool, upstream: &Upstream, path: &str, findings: &mut Findings) -> Pool {
-    let default = Pool::of_slots(upstream.slots, &upstream.endpoints);
+    let default = Pool::of(upstream.kind, upstream.slots, &upstream.endpoints);
     let pool = Pool {
         connections_max: written.connections_max.unwrap_or(default.connections_max),
-        idle: written.idle.0,
+        idle: written.idle.map_or(default.idle, |idle| idle.0),
         http: written.http.unwrap_or(default.http),
         eject: written.eject.0,
     };
@@ -219,12 +212,16 @@ fn pool(written: &file::Pool, upstream: &Upstream, path: &str, findings: &mut Fi
             "calls with a slot will wait for a connection (timeout `pool`)",
         );
     }
-    if upstream.kind == Kind::Vllm && written.idle >= super::units::Time::secs(5) {
-        let what = format!("{} is not shorter than vLLM's own 5 s", written.idle);
+    let row = upstream.kind.row();
+    if let Some(limit) = row.idle.filter(|limit| pool.idle >= *limit) {
+        let (idle, limit) = (Time(pool.idle), Time(limit));
+        let own = Time(row.pool_idle());
         findings.warn(
             &format!("{path}.pool.idle"),
-            what,
-            "calls will run into connections that the server is closing: keep it at \"4s\"",
+            format!("{idle} is not shorter than {}'s own {limit}", row.name),
+            format!(
+                "calls will run into connections that the server is closing: keep it at \"{own}\""
+            ),
         );
     }
     pool
@@ -308,21 +305,5 @@ fn check_shared_endpoints(upstreams: &[Upstream], findings: &mut Findings) {
             let help = "one upstream with both lists of models holds the limit for both";
             findings.warn(&format!("upstreams[{index}]"), what, help);
         }
-    }
-}
-
-// === the defaults that depend on the kind ===
-
-impl Kind {
-    pub(super) fn auth(self) -> AuthStyle {
-        match self {
-            Self::Anthropic => AuthStyle::XApiKey,
-            Self::Vllm | Self::LlamaCpp | Self::OpenAi | Self::Other => AuthStyle::Bearer,
-        }
-    }
-
-    /// Whether a server of this kind is known to answer `stream_options.include_usage`.
-    pub(super) fn ask_usage(self) -> bool {
-        matches!(self, Self::Vllm | Self::LlamaCpp | Self::OpenAi)
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
     let keyed = !keys.is_empty() || !file.keys.is_empty();
     check_open_door(&server, keyed, findings);
     let timeouts = timeouts(&file.timeouts, findings);
-    let upstreams = upstreams::build(&file.upstreams, &timeouts, findings);
+    let upstreams = upstreams::build(&file.upstreams, &timeouts, keys.len() > 1, findings);
     let default_upstream =
         routes::default_upstream(file.default_upstream.as_deref(), &upstreams, findings);
     routes::check(&upstreams, findings);

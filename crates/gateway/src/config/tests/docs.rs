@@ -43,6 +43,10 @@ pub(super) fn one_setting(path: &str, value: &str) -> String {
         "upstreams" => format!("{upstream}{name} = {value}\n"),
         "keys" if name == "name" => format!("[[keys]]\n{name} = {value}\nkey = \"k\"\n{upstream}"),
         "keys" => format!("[[keys]]\nname = \"n\"\n{name} = {value}\n{upstream}"),
+        // The bounds are those of a contract that has them.
+        "upstreams.abandon" if name != "confirm" => {
+            format!("{upstream}on_abandon = \"drain\"\nabandon.{name} = {value}\n")
+        }
         section if section.starts_with("upstreams.") => {
             format!("{upstream}[{section}]\n{name} = {value}\n")
         }

@@ -165,7 +165,7 @@ fn warnings_are_no_mistakes() {
         ),
         (
             format!("{upstream}kind = \"vllm\"\npool.idle = \"5s\""),
-            "not shorter than vLLM's own 5 s",
+            "not shorter than vllm's own 4800ms",
         ),
         (
             format!("{upstream}tls.server_name = \"b\""),
@@ -262,4 +262,126 @@ fn the_limits_of_client_connections_belong_to_no_upstream() {
     );
     let text = "[[upstreams]]\nurl = \"http://a\"\ntimeouts.write = \"3s\"\n";
     assert!(refused(text).contains("upstreams[0].timeouts.write"));
+}
+
+#[test]
+fn a_kind_fills_in_what_nobody_wrote() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    let all = loaded(&format!("{upstream}kind = \"vllm\""));
+    let vllm = &all.config.upstreams[0];
+    assert_eq!(
+        (vllm.abandon.contract, vllm.settle, vllm.ask_usage),
+        (Contract::Cancel, Duration::from_millis(250), true)
+    );
+    let printed = effective::toml(&all);
+    for line in [
+        "on_abandon = \"cancel\" # kind vllm\n",
+        "settle = \"250ms\" # kind vllm\n",
+        "idle = \"4s\" # kind vllm\n",
+        "ask_usage = true # kind vllm\n",
+    ] {
+        assert!(printed.contains(line), "{line} in\n{printed}");
+    }
+    let own = loaded(&format!(
+        "{upstream}kind = \"groq\"\nslots = 5\nsettle = \"3s\"\nabandon.tokens = 9\n"
+    ));
+    let groq = &own.config.upstreams[0];
+    assert_eq!(
+        (groq.abandon.contract, groq.settle, groq.abandon.tokens),
+        (Contract::Drain, Duration::from_secs(3), Some(9))
+    );
+    assert_eq!(groq.abandon.at_once, 3, "half of the slots, rounded up");
+    let printed = effective::toml(&own);
+    for line in [
+        "on_abandon = \"drain\" # kind groq\n",
+        "settle = \"3s\" # tidegate.toml:5\n",
+        "time = \"60s\" # kind groq\n",
+        "at_once = 3\n",
+    ] {
+        assert!(printed.contains(line), "{line} in\n{printed}");
+    }
+    assert_eq!(loaded(&printed).config, own.config);
+    let plain = &loaded(upstream).config.upstreams[0];
+    assert_eq!(
+        (plain.kind, plain.abandon.contract, plain.settle),
+        (Kind::Other, Contract::Cancel, Duration::ZERO)
+    );
+}
+
+#[test]
+fn a_key_of_several_has_a_share_of_the_leftovers() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\nslots = 8\n";
+    let key = |name: &str| {
+        format!(
+            "[[keys]]\nname = \"{name}\"\nsha256 = \"{}\"\n",
+            "ab".repeat(32)
+        )
+    };
+    let share = |text: &str| {
+        loaded(text).config.upstreams[0]
+            .abandon
+            .per_key
+            .map(|n| n.get())
+    };
+    assert_eq!(share(upstream), None);
+    assert_eq!(share(&format!("{}{upstream}", key("a"))), None);
+    let two = format!("{}{}{upstream}", key("a"), key("b").replace("ab", "cd"));
+    assert_eq!(share(&two), Some(4));
+    assert_eq!(share(&format!("{two}abandon.per_key = 1")), Some(1));
+}
+
+/// Bounds of zero, bounds that nothing obeys, contracts that say two things.
+#[test]
+fn contracts_that_contradict_themselves_are_refused() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    for (text, expected) in [
+        ("on_abandon = \"drian\"", "did you mean \"drain\"?"),
+        ("kind = \"vlm\"", "did you mean \"vllm\"?"),
+        ("kind = \"llama-cpp\"", "did you mean \"llama.cpp\"?"),
+        (
+            "on_abandon = \"drain\"\nabandon.time = \"0s\"",
+            "0s is too small\n    the least is 100ms",
+        ),
+        (
+            "on_abandon = \"drain\"\nabandon.bytes = \"0B\"",
+            "0B is too small\n    the least is 1KiB",
+        ),
+        (
+            "on_abandon = \"drain\"\nabandon.tokens = 0",
+            "0 is too small\n    the least is 1",
+        ),
+        (
+            "on_abandon = \"drain\"\nabandon.at_once = 0",
+            "0 is too small\n    the least is 1",
+        ),
+        ("abandon.per_key = 0", "0 is too small\n    the least is 1"),
+        (
+            "abandon.time = \"5s\"",
+            "bounds nothing where on_abandon is \"cancel\"",
+        ),
+        (
+            "on_abandon = \"linger\"\nabandon.tokens = 5",
+            "bounds nothing where on_abandon is \"linger\"",
+        ),
+        (
+            "on_abandon = \"linger\"\nsettle = \"1s\"",
+            "say it with abandon.time (60s now)",
+        ),
+        (
+            "kind = \"groq\"\nabandon.confirm = \"vllm-metrics\"",
+            "has nothing to confirm",
+        ),
+    ] {
+        let said = refused(&format!("{upstream}{text}"));
+        assert!(said.contains(expected), "{text}\n{said}");
+        assert!(said.contains("tidegate.toml:"), "{said}");
+    }
+    let never = loaded(&format!(
+        "{upstream}slots = 2\non_abandon = \"drain\"\nabandon.at_once = 3"
+    ));
+    assert!(
+        never.warnings[0]
+            .to_string()
+            .contains("3 is more than 2 slots")
+    );
 }

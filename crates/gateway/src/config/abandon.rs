@@ -1,0 +1,122 @@
+//! The contract for abandoned calls: the kind's defaults, and what contradicts it.
+
+use std::num::NonZeroUsize;
+
+use super::file;
+use super::findings::Findings;
+use super::units::{Size, Time};
+use super::{Abandon, Confirm, Contract, Kind, Upstream};
+
+/// Bytes that may be read for nobody.
+const BYTES: Size = Size::mib(16);
+
+impl Abandon {
+    /// What the kind says, for so many slots and one client key.
+    pub fn of(kind: Kind, slots: NonZeroUsize) -> Self {
+        let row = kind.row();
+        Self {
+            contract: row.on_abandon,
+            time: row.abandon_time,
+            bytes: BYTES.0 as u64,
+            tokens: None,
+            at_once: half(slots).get(),
+            per_key: None,
+            confirm: Confirm::Off,
+        }
+    }
+}
+
+fn half(slots: NonZeroUsize) -> NonZeroUsize {
+    NonZeroUsize::new(slots.get().div_ceil(2)).unwrap_or(slots)
+}
+
+/// `upstream`: built as far as its slots and kind.
+pub(super) fn build(
+    written: &file::Upstream,
+    upstream: &Upstream,
+    several_keys: bool,
+    path: &str,
+    findings: &mut Findings,
+) -> Abandon {
+    let bounds = &written.abandon;
+    let default = Abandon::of(upstream.kind, upstream.slots);
+    let share = several_keys.then(|| half(upstream.slots));
+    let built = Abandon {
+        contract: written.on_abandon.unwrap_or(default.contract),
+        time: bounds.time.map_or(default.time, |time| time.0),
+        bytes: bounds.bytes.map_or(default.bytes, |size| size.0 as u64),
+        tokens: bounds.tokens.map(u64::from),
+        at_once: bounds.at_once.unwrap_or(default.at_once),
+        per_key: bounds.per_key.or(share),
+        confirm: bounds.confirm.unwrap_or(default.confirm),
+    };
+    check(&built, upstream, path, findings);
+    built
+}
+
+/// Refuses what was written and could never act.
+fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findings) {
+    let drains = built.contract == Contract::Drain;
+    let confirms = built.confirm != Confirm::Off;
+    let contract = match built.contract {
+        Contract::Cancel => "cancel",
+        Contract::Drain => "drain",
+        Contract::Linger => "linger",
+    };
+    for (name, acts) in [
+        (
+            "time",
+            drains || confirms || built.contract == Contract::Linger,
+        ),
+        ("bytes", drains),
+        ("tokens", drains),
+        ("at_once", drains),
+    ] {
+        let at = format!("{path}.abandon.{name}");
+        if !acts && findings.is_given(&at) {
+            let needs = if name == "time" {
+                "\"drain\" or \"linger\""
+            } else {
+                "\"drain\""
+            };
+            findings.wrong(
+                &at,
+                format!("bounds nothing where on_abandon is \"{contract}\""),
+                format!("leave it out, or write on_abandon = {needs}"),
+            );
+        }
+    }
+    let settle = format!("{path}.settle");
+    if built.contract == Contract::Linger && findings.is_given(&settle) {
+        findings.wrong(
+            &settle,
+            "is never used where on_abandon is \"linger\"",
+            format!(
+                "say it with abandon.time ({} now), or write on_abandon = \"cancel\"",
+                Time(built.time)
+            ),
+        );
+    }
+    let confirm = format!("{path}.abandon.confirm");
+    if confirms && built.contract == Contract::Drain {
+        findings.wrong(
+            &confirm,
+            "has nothing to confirm where on_abandon is \"drain\": the answer's own end is the proof",
+            "leave it out, or write on_abandon = \"cancel\"",
+        );
+    }
+    let slots = upstream.slots.get();
+    for (name, most) in [
+        ("at_once", Some(built.at_once).filter(|_| drains)),
+        ("per_key", built.per_key.map(NonZeroUsize::get)),
+    ] {
+        let at = format!("{path}.abandon.{name}");
+        if let Some(most) = most.filter(|most| *most > slots && findings.is_given(&at)) {
+            findings.warn(
+                &at,
+                format!("{most} is more than {slots} slots, so it never acts"),
+                "",
+            );
+        }
+    }
+}
