@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 
 use super::body::OutBody;
 use super::handover::Handover;
+use crate::upstream::upload::Received;
 
 /// Whoever answers requests. Asked once per request, on the connection's task.
 pub trait Answers: Clone + Send + 'static {
@@ -28,6 +29,7 @@ pub struct Downstream {
     pub http2: bool,
     active: AtomicUsize,
     entered: AtomicU64,
+    received: Received,
     stalled: AtomicBool,
     until_close: AtomicBool,
     broken_off: AtomicBool,
@@ -43,6 +45,7 @@ impl Downstream {
             http2,
             active: AtomicUsize::new(0),
             entered: AtomicU64::new(0),
+            received: Received::default(),
             stalled: AtomicBool::new(false),
             until_close: AtomicBool::new(false),
             broken_off: AtomicBool::new(false),
@@ -62,8 +65,14 @@ impl Downstream {
         self.entered.load(Ordering::Relaxed)
     }
 
+    /// Whether the request that came last was read to its end (HTTP/1).
+    pub fn received(&self) -> &Received {
+        &self.received
+    }
+
     /// Counts one request until the guard is dropped.
     pub fn enter(self: &Arc<Self>) -> Active {
+        self.received.set(false);
         self.active.fetch_add(1, Ordering::Relaxed);
         self.entered.fetch_add(1, Ordering::Relaxed);
         Active(Arc::clone(self))

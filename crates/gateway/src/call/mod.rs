@@ -193,7 +193,8 @@ async fn line(
 
     record.phase(Phase::Body);
     room_for_body(&generation.routes, &headers)?;
-    let received = upload::receive(caller, &generation, &patience, route, (&headers, body)).await?;
+    let arriving = (&headers, body, downstream.received());
+    let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
     record.received(&received);
 
     let (target, peek) = find_target(&generation.routes, route, &received)

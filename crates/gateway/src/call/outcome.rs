@@ -134,6 +134,8 @@ pub enum ConnectFailure {
     Lookup,
     Unreachable,
     Tls,
+    /// Of this machine: no descriptor, port or memory for one more. The endpoint has no part in it.
+    OutOfSockets,
 }
 
 impl ConnectFailure {
@@ -143,6 +145,7 @@ impl ConnectFailure {
             Self::Lookup => "lookup",
             Self::Unreachable => "unreachable",
             Self::Tls => "tls",
+            Self::OutOfSockets => "out_of_sockets",
         }
     }
 }
@@ -162,6 +165,10 @@ pub enum Rejection {
         allow: &'static str,
     },
     BadPath(&'static str),
+    /// No `Host`, or several.
+    BadHost,
+    /// Without client keys only names of this machine are served.
+    HostNotAllowed,
     KeyMissing,
     KeyUnknown,
     OriginNotAllowed,
@@ -204,6 +211,8 @@ impl Rejection {
             Self::NotFound => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::BadPath(_) => "bad_path",
+            Self::BadHost => "bad_host",
+            Self::HostNotAllowed => "host_not_allowed",
             Self::KeyMissing => "key_missing",
             Self::KeyUnknown => "key_unknown",
             Self::OriginNotAllowed => "origin_not_allowed",
@@ -226,6 +235,7 @@ impl Rejection {
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Timeout(_) | Self::QueueTimeout { .. } => Outcome::TimedOut,
+            Self::Connect(ConnectFailure::OutOfSockets) => Outcome::Refused,
             Self::Connect(_) | Self::Broken => Outcome::UpstreamFailed,
             Self::Truncated => Outcome::UpstreamTruncated,
             Self::UnexpectedContent { .. } => Outcome::UnexpectedContentType,

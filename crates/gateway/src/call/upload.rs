@@ -17,7 +17,7 @@ use super::deadline::{Patience, Tier};
 use super::outcome::Rejection;
 use super::{Caller, Generation, ModelIn, RouteFacts};
 use crate::upstream::exchange::RequestBody;
-use crate::upstream::upload::{PROGRESS_BYTES, Streamed};
+use crate::upstream::upload::{PROGRESS_BYTES, Received, Streamed};
 
 /// Reserved at once for a body of announced length; more only as it really comes.
 const RESERVE_BYTES: usize = 256 * 1024;
@@ -127,9 +127,8 @@ pub async fn receive(
     generation: &Generation,
     patience: &Patience,
     route: RouteFacts,
-    head: (&HeaderMap, Incoming),
+    (headers, body, received): (&HeaderMap, Incoming, &Received),
 ) -> Result<Upload, Rejection> {
-    let (headers, body) = head;
     let limits = &generation.config.limits;
     let limit = limits.request_body_bytes;
     let length = announced(headers);
@@ -145,12 +144,17 @@ pub async fn receive(
     if route.model != ModelIn::Body && !json && !body.is_end_stream() {
         if length.is_none() {
             // Without an announced length the bound could only be noticed in mid-request: read it whole instead.
-            return whole(caller, generation, patience, body, None).await;
+            let whole = whole(caller, generation, patience, body, None).await?;
+            received.set(true);
+            return Ok(whole);
         }
-        let body = Streamed::new(body, generation.timeouts().request_body);
+        let window = generation.timeouts().request_body;
+        let body = Streamed::new(body, window, received.clone());
         return Ok(Upload::Streamed { body, length });
     }
-    whole(caller, generation, patience, body, length).await
+    let whole = whole(caller, generation, patience, body, length).await?;
+    received.set(true);
+    Ok(whole)
 }
 
 async fn whole(

@@ -90,16 +90,22 @@ pub fn refuse_foreign(
 /// Without client keys only this machine is let in, and that a page can borrow: its host name is made to point to 127.0.0.1 (DNS rebinding),
 /// and what the browser then sends is of its own origin. The name that it asks for gives it away. Whoever said that nobody needs a key is
 /// taken at his word; there the names under which the gateway is reached are not known.
-pub fn is_known_host(request: &Request<Incoming>, generation: &Generation) -> bool {
+pub fn refuse_unknown_host(
+    request: &Request<Incoming>,
+    generation: &Generation,
+) -> Result<(), Rejection> {
     let config = &generation.config;
     if !generation.keys.is_open() || config.server.allow_unauthenticated {
-        return true;
+        return Ok(());
     }
     let fields = request.headers().get_all(HOST).iter();
     let mut asked = fields
         .map(|field| std::str::from_utf8(field.as_bytes()).unwrap_or("?"))
         .chain(request.uri().authority().map(Authority::as_str));
-    asked.all(|host| is_known(host, &config.cors))
+    if asked.all(|host| is_known(host, &config.cors)) {
+        return Ok(());
+    }
+    Err(Rejection::HostNotAllowed)
 }
 
 fn is_known(asked: &str, cors: &Cors) -> bool {

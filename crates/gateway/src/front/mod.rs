@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use http::header::{HeaderName, HeaderValue, ORIGIN, TRANSFER_ENCODING};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
+use http::header::{HOST, HeaderName, HeaderValue, ORIGIN, TRANSFER_ENCODING};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use hyper::body::{Body, Incoming};
 use tidegate_wire::Dialect;
 
 use crate::auth::Denied;
@@ -49,6 +49,7 @@ impl Answers for Front {
     ) -> Handover<Response<OutBody>> {
         let gone = Arc::new(Gone::default());
         let active = downstream.enter();
+        downstream.received().set(request.body().is_end_stream());
         let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
         let answer = async move {
             let response = front
@@ -89,26 +90,21 @@ impl Front {
             reader,
             gone,
         };
-        let mut response = match cors::preflight(&request, &generation.config.cors) {
-            Some(preflight) => preflight,
-            None if !cors::is_known_host(&request, &generation) => {
-                self.count_reason(reject::HOST_NOT_ALLOWED);
-                reject::unknown_host(dialect, &id)
-            }
-            None => self
-                .route(request, &generation, place, arrival)
-                .await
-                .unwrap_or_else(|rejection| {
-                    let path = uri.path().to_owned();
-                    let edge = Edge {
-                        peer,
-                        method,
-                        path,
-                        dialect,
-                    };
-                    self.turn_away(&rejection, edge, &id, generation.number)
-                }),
+        let answer = match cors::preflight(&request, &generation.config.cors) {
+            _ if !names_one_host(&request) => Err(Rejection::BadHost),
+            Some(preflight) => Ok(preflight),
+            None => self.route(request, &generation, place, arrival).await,
         };
+        let mut response = answer.unwrap_or_else(|rejection| {
+            let path = uri.path().to_owned();
+            let edge = Edge {
+                peer,
+                method,
+                path,
+                dialect,
+            };
+            self.turn_away(&rejection, edge, &id, generation.number)
+        });
         cors::allow(
             origin.as_ref(),
             &generation.config.cors,
@@ -125,6 +121,7 @@ impl Front {
         place: Result<Place, route::Misrouted>,
         arrival: Arrival,
     ) -> Result<Response<OutBody>, Rejection> {
+        cors::refuse_unknown_host(&request, generation)?;
         check_framing(request.headers())?;
         cors::refuse_foreign(&request, generation)?;
         let place = place.map_err(|misrouted| misrouted.rejection)?;
@@ -207,14 +204,19 @@ impl Front {
 
     fn count(&self, rejection: &Rejection) {
         if !matches!(rejection, Rejection::Gone) {
-            self.count_reason(rejection.reason());
+            let reason = ReasonLabel {
+                reason: rejection.reason(),
+            };
+            self.caller.metrics.refusals.get_or_create(&reason).inc();
         }
     }
+}
 
-    fn count_reason(&self, reason: &'static str) {
-        let reason = ReasonLabel { reason };
-        self.caller.metrics.refusals.get_or_create(&reason).inc();
-    }
+/// Two servers that each take another host for the one that is meant can be played off against each other (RFC 9112 §3.2).
+fn names_one_host(request: &Request<Incoming>) -> bool {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    second.is_none() && (first.is_some() || request.version() != Version::HTTP_11)
 }
 
 /// One coding, once: a server behind us may read anything else differently.

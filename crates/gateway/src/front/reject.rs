@@ -33,9 +33,10 @@ const INVALID: &str = "invalid_request_error";
 
 fn sort(rejection: &Rejection) -> Sort {
     let (status, kind, anthropic_kind) = match rejection {
-        Rejection::MalformedBody(_) | Rejection::BodyBroken | Rejection::BadPath(_) => {
-            (StatusCode::BAD_REQUEST, INVALID, INVALID)
-        }
+        Rejection::MalformedBody(_)
+        | Rejection::BodyBroken
+        | Rejection::BadPath(_)
+        | Rejection::BadHost => (StatusCode::BAD_REQUEST, INVALID, INVALID),
         Rejection::BodyTooLarge { .. } => {
             (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large")
         }
@@ -48,7 +49,7 @@ fn sort(rejection: &Rejection) -> Sort {
             "authentication_error",
             "authentication_error",
         ),
-        Rejection::OriginNotAllowed => (
+        Rejection::OriginNotAllowed | Rejection::HostNotAllowed => (
             StatusCode::FORBIDDEN,
             "permission_error",
             "permission_error",
@@ -56,7 +57,8 @@ fn sort(rejection: &Rejection) -> Sort {
         Rejection::QueueFull { .. }
         | Rejection::QueueTimeout { .. }
         | Rejection::LeftoverFull { .. }
-        | Rejection::BodiesFull => (
+        | Rejection::BodiesFull
+        | Rejection::Connect(ConnectFailure::OutOfSockets) => (
             StatusCode::SERVICE_UNAVAILABLE,
             "overloaded_error",
             "overloaded_error",
@@ -104,9 +106,11 @@ fn sort(rejection: &Rejection) -> Sort {
 fn message(rejection: &Rejection) -> Cow<'static, str> {
     match rejection {
         Rejection::MalformedBody(error) => format!("the request body cannot be used: {error}").into(),
-        Rejection::BodyTooLarge { limit } => format!("the request body is larger than {limit} bytes; send less, or raise limits.request_body_bytes").into(),
+        Rejection::BodyTooLarge { limit } => format!("the request body is larger than {limit} bytes; send less, or raise limits.request_body").into(),
         Rejection::BodyBroken => "the request body broke off or is not framed properly".into(),
         Rejection::BadPath(why) => format!("the path cannot be used: {why}").into(),
+        Rejection::BadHost => "HTTP/1.1 needs exactly one Host field".into(),
+        Rejection::HostNotAllowed => "without client keys only requests to localhost or a loopback address are served, not to this Host; add [[keys]], or say server.allow_unauthenticated = true, or list the page's origin in cors.origins".into(),
         Rejection::UnknownModel(model) => format!("the model `{model}` does not exist here; GET /v1/models lists those that do").into(),
         Rejection::NotFound => "there is nothing at this path; the base URL of an OpenAI client ends in /v1, that of an Anthropic client does not".into(),
         Rejection::MethodNotAllowed { allow } => format!("this path takes {allow}").into(),
@@ -121,6 +125,7 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::Timeout(tier) => tier.message().into(),
         Rejection::Connect(ConnectFailure::Refused) => "the model server refuses connections; nothing was started".into(),
         Rejection::Connect(ConnectFailure::Lookup) => "the model server's name cannot be resolved; nothing was started".into(),
+        Rejection::Connect(ConnectFailure::OutOfSockets) => "the gateway has no descriptor or port left for one more connection; nothing was started; try again later".into(),
         Rejection::Connect(ConnectFailure::Unreachable) => "the model server cannot be reached; nothing was started".into(),
         Rejection::Connect(ConnectFailure::Tls) => "the TLS handshake with the model server failed; nothing was started".into(),
         Rejection::Broken => "the connection to the model server broke before it answered; the request may have run".into(),
@@ -207,32 +212,13 @@ pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<Ou
     response
 }
 
-/// Name for metrics of what [`unknown_host`] answers.
-pub const HOST_NOT_ALLOWED: &str = "host_not_allowed";
-
-/// The request named a host that is not this machine, and there are no client keys. Said before anything of the request is looked at.
-pub fn unknown_host(dialect: Dialect, id: &str) -> Response<OutBody> {
-    let text = ErrorText {
-        message: "without client keys only requests to localhost or a loopback address are served, not to this Host; add [[keys]], or say server.allow_unauthenticated = true, or list the page's origin in cors.origins",
-        kind: "permission_error",
-        code: Some(HOST_NOT_ALLOWED),
-        param: None,
-        anthropic_kind: "permission_error",
-        request_id: Some(id),
-    };
-    let mut response = json(StatusCode::FORBIDDEN, error_body(dialect, &text));
-    let fields = response.headers_mut();
-    fields.insert(STARTED, HeaderValue::from_static("false"));
-    fields.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-    response
-}
-
 /// After these the connection's input is not at the beginning of a request.
 fn closes(rejection: &Rejection) -> bool {
     matches!(
         rejection,
         Rejection::BodyTooLarge { .. }
             | Rejection::BodyBroken
+            | Rejection::BadHost
             | Rejection::Timeout(Tier::RequestBody)
             | Rejection::Draining
             | Rejection::Closed

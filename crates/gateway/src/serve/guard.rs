@@ -36,6 +36,8 @@ pub enum End {
     RequestHead,
     KeepAlive,
     Write,
+    /// More bytes came behind a request than are kept for later.
+    Pipelined,
 }
 
 impl End {
@@ -46,6 +48,7 @@ impl End {
             Self::RequestHead => "request_head",
             Self::KeepAlive => "keep_alive",
             Self::Write => "write",
+            Self::Pipelined => "pipelined",
         }
     }
 }
@@ -173,7 +176,8 @@ impl<C: Drainable> Future for Guard<C> {
             if let Err(error) = result {
                 tracing::debug!(%error, peer = %this.downstream.peer, "connection ended");
             }
-            return Poll::Ready(End::Closed);
+            let flooded = this.io.is_flooded();
+            return Poll::Ready(if flooded { End::Pipelined } else { End::Closed });
         }
         this.wait = this.look();
         match this.poll_limit(cx) {

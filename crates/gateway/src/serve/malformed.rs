@@ -9,7 +9,7 @@ pub(super) fn answer(bare: &[u8]) -> Bytes {
         b"431" => (
             "431 Request Header Fields Too Large",
             "request_head_too_large",
-            "the request line and header fields are larger than limits.request_head_bytes, or too many",
+            "the request line and header fields are larger than limits.request_head, or too many",
         ),
         b"414" => (
             "414 URI Too Long",

@@ -1,6 +1,9 @@
 //! The socket of one client connection, and what can be learned from watching its reads and writes.
 
+use std::fmt;
 use std::io;
+use std::net::TcpStream as StdStream;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +13,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use hyper::rt::ReadBufCursor;
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::server::TlsStream;
@@ -22,7 +25,7 @@ use crate::call::downstream::Downstream;
 /// with unread input sends a reset, which discards what the client has not read yet.
 const LINGER_TIME: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1024 * 1024;
-/// Pipelined bytes that are held for later while a request is being answered.
+/// Pipelined bytes that are held for later while a request is being answered. Whoever sends more is cut off: no client of models does.
 const AHEAD_BYTES: usize = 64 * 1024;
 
 /// Shared between the socket (owned by hyper) and the guard that watches it.
@@ -31,6 +34,7 @@ pub struct IoState {
     reads: AtomicU64,
     writes: AtomicU64,
     blocked: AtomicBool,
+    flooded: AtomicBool,
 }
 
 impl IoState {
@@ -42,6 +46,11 @@ impl IoState {
     /// How often something was written.
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Relaxed)
+    }
+
+    /// More was sent behind a request than is kept until its answer is complete.
+    pub fn is_flooded(&self) -> bool {
+        self.flooded.load(Ordering::Relaxed)
     }
 
     /// Bytes wait that the kernel does not take.
@@ -85,6 +94,8 @@ struct ReadAhead {
     wanted: bool,
     /// hyper waits for the socket itself, since the last flush.
     hyper_waits: bool,
+    /// Watches for the end while the bound holds us back from reading on to it.
+    end: Option<End>,
 }
 
 /// hyper answers a head that it cannot read by itself, with a bare status. That is what it writes when no request has come since everything
@@ -116,6 +127,7 @@ impl DownstreamIo {
             ahead: ReadAhead {
                 wanted: false,
                 hyper_waits: false,
+                end: None,
             },
             own_words: OwnWords {
                 wanted: !downstream.http2,
@@ -172,7 +184,44 @@ impl DownstreamIo {
             }
             self.prefix.extend_from_slice(buf.filled());
         }
+        // Behind a whole request that is no upload but a flood: to see the end of it, all of it would have to be kept.
+        if self.downstream.received().is_whole() {
+            self.state.flooded.store(true, Ordering::Relaxed);
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        let end = match &mut self.ahead.end {
+            Some(end) => end,
+            none => none.insert(End::new(self.transport.tcp())?),
+        };
+        if end.poll_came(cx).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         Ok(())
+    }
+}
+
+/// The other side's FIN or reset, behind bytes that are still unread: the kernel tells of it all the same (EPOLLRDHUP, EPOLLERR). On a
+/// descriptor of its own, since the socket's readiness says no more than that there is something to read.
+struct End(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl End {
+    fn new(tcp: &TcpStream) -> io::Result<Self> {
+        let again = StdStream::from(tcp.as_fd().try_clone_to_owned()?);
+        let again = TcpStream::from_std(again)?;
+        Ok(Self(Box::pin(async move {
+            // Of what tokio can be asked to wait for, these hold the end and do not hold readability. A failed reactor is an end too.
+            let _ = again.ready(Interest::PRIORITY | Interest::ERROR).await;
+        })))
+    }
+
+    fn poll_came(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("End").finish_non_exhaustive()
     }
 }
 
@@ -303,6 +352,7 @@ impl hyper::rt::Read for DownstreamIo {
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         if self.prefix.has_remaining() {
+            self.ahead.end = None;
             let n = self.prefix.len().min(buf.remaining());
             buf.put_slice(&self.prefix.split_to(n));
             self.state.reads.fetch_add(1, Ordering::Relaxed);
@@ -439,6 +489,28 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         (Arc::new(server).into(), Arc::new(client).into())
+    }
+
+    /// Its bytes stay unread; its end is seen behind them, and not before it comes.
+    #[tokio::test]
+    async fn an_end_is_seen_behind_unread_bytes() {
+        for by_reset in [false, true] {
+            let (server, mut client) = sockets().await;
+            let mut end = End::new(&server).expect("watched");
+            let sent = tokio::io::AsyncWriteExt::write_all(&mut client, &[b'x'; 20_000]);
+            sent.await.expect("sent");
+            server.readable().await.expect("there");
+            let mut cx = Context::from_waker(std::task::Waker::noop());
+            assert!(end.poll_came(&mut cx).is_pending(), "bytes are no end");
+            if by_reset {
+                let hard = SockRef::from(&client).set_linger(Some(Duration::ZERO));
+                hard.expect("set");
+            }
+            drop(client);
+            let seen = std::future::poll_fn(|cx| end.poll_came(cx));
+            let seen = tokio::time::timeout(Duration::from_secs(10), seen).await;
+            seen.expect("seen");
+        }
     }
 
     /// One write fits into the buffer of rustls, and nothing more is ever written.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,11 +15,26 @@ use tokio::time::{Instant, Sleep};
 /// The client must send at least this much in each `stall`, or the rest of its body.
 pub const PROGRESS_BYTES: usize = 1024;
 
+/// Whether a client's request has come to its end: what it sends from there on is another one.
+#[derive(Clone, Debug, Default)]
+pub struct Received(Arc<AtomicBool>);
+
+impl Received {
+    pub fn set(&self, whole: bool) {
+        self.0.store(whole, Ordering::Relaxed);
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Never sent twice. A client that stops sending ends it: its call holds a slot.
 #[derive(Debug)]
 pub struct Streamed {
     body: Box<Incoming>,
     stall: Duration,
+    received: Received,
     /// Bytes since the timer was set.
     progress: usize,
     timer: Option<Pin<Box<Sleep>>>,
@@ -44,10 +61,11 @@ impl fmt::Display for UploadError {
 impl std::error::Error for UploadError {}
 
 impl Streamed {
-    pub fn new(body: Incoming, stall: Duration) -> Self {
+    pub fn new(body: Incoming, stall: Duration, received: Received) -> Self {
         Self {
             body: Box::new(body),
             stall,
+            received,
             progress: 0,
             timer: None,
         }
@@ -73,10 +91,16 @@ impl Streamed {
                     if self.progress >= PROGRESS_BYTES {
                         self.timer = None;
                     }
+                    if self.body.is_end_stream() {
+                        self.received.set(true);
+                    }
                     return Poll::Ready(Some(Ok(data)));
                 }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Some(Err(UploadError::Broken))),
-                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(None) => {
+                    self.received.set(true);
+                    return Poll::Ready(None);
+                }
                 Poll::Pending => {}
             }
             if self.timer.is_none() {

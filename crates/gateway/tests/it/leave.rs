@@ -341,6 +341,56 @@ async fn leaving_behind_pipelined_bytes() {
     gate.settled_with(&up, 0).await;
 }
 
+/// The end of a client that has sent more than is kept could not be seen: the call ends at once, with or without its leaving.
+#[tokio::test]
+async fn whoever_sends_too_much_behind_a_request_is_cut_off() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let next = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let much = next.repeat(400_000 / next.len());
+    let mut ended = 0.0;
+    for at in [json!("head"), json!({"event": 2})] {
+        let mut client = gate.post(CHAT, &stream(json!({"stall": {"at": at}}))).await;
+        up.wait_for(|t| t.running == 1, SOON)
+            .await
+            .expect("running");
+        // Most of it may meet a closed connection.
+        let _ = client.send(&much).await;
+        up.wait_for(|t| t.running == 0, CANCEL)
+            .await
+            .unwrap_or_else(|t| panic!("{at}: not told: {t:?}"));
+        ended += 1.0;
+        let ends = [("reason", "pipelined")];
+        gate.eventually("the connection ended for it", |g| {
+            g.metric("connections_ended_total", &ends) == ended
+        })
+        .await;
+    }
+    for line in gate.logged(2).await {
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+    }
+    gate.settled_with(&up, 0).await;
+}
+
+/// Nothing is read on of an upload whose server has stopped reading. (A FIN would wait behind the client's own unsent bytes.)
+#[tokio::test]
+async fn leaving_in_an_upload_that_the_server_does_not_read() {
+    let script = r#"{"accept": "hang"}"#;
+    let up = upstream(Script::from_json(script).expect("a script")).await;
+    let gate = gateway(&up, |_| {});
+    let mut client = gate.client().await;
+    let head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n\
+                Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 60000000\r\n\r\n";
+    client.send(head).await.expect("sent");
+    client.set_limit(CANCEL);
+    while client.send(&[b'x'; 20_000]).await.is_ok() {}
+    assert_eq!(up.truth().connections_open, 1, "it is being sent on");
+    client.leave_rst().expect("a reset");
+    gate.eventually("it was noticed", |g| g.metric("running", &[]) == 0.0)
+        .await;
+    assert_eq!(gate.logged(1).await[0]["outcome"], "client_closed");
+}
+
 /// The bytes that were read ahead to notice an end are not lost.
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_turn() {

@@ -464,8 +464,21 @@ async fn a_request_with_two_framings_is_one_request_and_the_last() {
         let seen = statuses(&gate, format!("{head}{chunks}").as_bytes()).await;
         assert!(matches!(seen[..], [200] | [400]), "{framing}: {seen:?}");
     }
+    // A body that is passed on while it comes is framed anew too.
+    let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let seen = statuses(&gate, format!("{head}{chunks}").as_bytes()).await;
+    assert_eq!(seen, [200]);
+    // The same length twice is one length (RFC 9110 §8.6), and the next request is a request.
+    let n = body.len();
+    let lengths = format!("Content-Length: {n}\r\nContent-Length: {n}");
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}\r\n\r\n"
+    );
+    let next = format!("GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let seen = statuses(&gate, format!("{head}{body}{next}").as_bytes()).await;
+    assert_eq!(seen, [200, 404]);
     for call in up.calls() {
-        assert_eq!(call.path, CHAT);
+        assert!(call.path == CHAT || call.path == "/v1/files");
         assert_eq!(call.body_len as usize, body.len());
         let framings = (
             call.header("content-length"),
@@ -473,6 +486,48 @@ async fn a_request_with_two_framings_is_one_request_and_the_last() {
         );
         assert_eq!(framings, (Some(body.len().to_string().as_str()), None));
     }
+}
+
+/// Whoever reads the first, the last or none of them would serve another host than the next server on the way.
+#[tokio::test]
+async fn a_request_names_one_host() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.server.half_close = tidegate::config::HalfClose::Serve;
+    });
+    let keyed = gateway(&up, with_keys);
+    for gate in [&gate, &keyed] {
+        for hosts in [
+            "",
+            "Host: localhost\r\nHost: localhost\r\n",
+            "Host: localhost\r\nHost: evil.example\r\n",
+            "Host:\r\nHost: localhost\r\n",
+        ] {
+            for start in [
+                format!("POST {CHAT} HTTP/1.1"),
+                format!("POST http://localhost{CHAT} HTTP/1.1"),
+                format!("OPTIONS {CHAT} HTTP/1.1"),
+            ] {
+                let head = format!("{start}\r\n{hosts}Content-Length: 0\r\n\r\n");
+                let mut client = gate.client().await;
+                client.send(format!("{head}{HIDDEN}")).await.expect("sent");
+                let answer = client.final_head().await.expect("head");
+                assert_eq!(answer.status, 400, "{head:?}");
+                let (body, _) = client.rest().await.expect("body");
+                let json: Value = serde_json::from_slice(&body).expect("JSON");
+                assert_eq!(json["error"]["code"], "bad_host", "{json}");
+                assert!(client.head().await.is_err(), "{head:?}: a second answer");
+            }
+        }
+    }
+    assert_eq!(up.truth().calls_begun, 0);
+    assert_eq!(
+        gate.metric("refusals_total", &[("reason", "bad_host")]),
+        12.0
+    );
+    let lines = gate.stop();
+    assert_eq!(lines.len(), 12);
+    assert!(lines.iter().all(|l| l["reason"] == "bad_host"), "{lines:?}");
 }
 
 /// A page whose own name was made to point to 127.0.0.1 is of the same origin as the gateway: its name tells.
@@ -502,7 +557,7 @@ async fn without_keys_a_rebound_name_is_refused() {
     for head in [
         "HTTP/1.1\r\nHost: evil.example:8080\r\n",
         "HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n",
-        "HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n",
+        "HTTP/1.0\r\nHost: evil.example\r\n",
     ] {
         let (status, body) = answer(&gate, head).await;
         assert_eq!(status, 403, "{head}");
@@ -514,6 +569,21 @@ async fn without_keys_a_rebound_name_is_refused() {
         gate.metric("refusals_total", &[("reason", "host_not_allowed")]),
         3.0
     );
+    let is_refused = |l: &&Value| l["reason"] == "host_not_allowed";
+    gate.eventually("their lines", |g| {
+        g.lines().iter().filter(is_refused).count() == 3
+    })
+    .await;
+    let lines = gate.lines();
+    let refused: Vec<_> = lines.iter().filter(is_refused).collect();
+    for line in refused {
+        let seen = (&line["status"], &line["outcome"], &line["path"]);
+        assert_eq!(
+            seen,
+            (&json!(403), &json!("refused"), &json!("/v1/models")),
+            "{line}"
+        );
+    }
     let told = gateway(&up, |c| c.server.allow_unauthenticated = true);
     let keyed = gateway(&up, with_keys);
     let foreign = "HTTP/1.1\r\nHost: models.example\r\nOrigin: https://models.example\r\n";
