@@ -26,6 +26,9 @@ use crate::upstream::connect::TcpOptions;
 use crate::upstream::pool::Pool;
 use crate::upstream::registry::{BuildError, Registry};
 
+mod descriptors;
+mod restart;
+
 /// After the cut, streams have this long to take their last event; and so has, after the end, whoever reads the logs.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -87,10 +90,22 @@ pub struct Listeners {
     pub admin: Option<StdListener>,
 }
 
+/// A new configuration that is in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reloaded {
+    pub generation: u64,
+    /// Settings that are not what runs: they take effect after a restart.
+    pub needs_restart: Vec<&'static str>,
+}
+
 /// A running gateway.
 #[derive(Debug)]
 pub struct Gateway {
     pub metrics: Arc<Metrics>,
+    /// What was put in place at the start and stays until the end.
+    started: Config,
+    /// Descriptors that the process may have.
+    descriptors: u64,
     data_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
     registry: Registry,
@@ -129,10 +144,13 @@ impl Gateway {
     ///
     /// A port that is taken, files that cannot be used.
     pub fn start(
-        config: Config,
+        mut config: Config,
         listeners: Listeners,
         log_to: impl io::Write + Send + 'static,
     ) -> Result<Self, StartError> {
+        let descriptors = descriptors::raise();
+        descriptors::fit(&mut config, descriptors);
+        let started = config.clone();
         let metrics = Arc::new(Metrics::new());
         let registry = Registry::new(Arc::clone(&metrics));
         let (tls, tls_now) = load_tls(&config)?.map(watch::channel).unzip();
@@ -171,7 +189,7 @@ impl Gateway {
             data,
             admin,
             lanes: workers.iter().map(|w| w.lane.clone()).collect(),
-            connections_max: running.borrow().config.server.connections_max,
+            running: running.clone(),
             view: admin::View {
                 metrics: Arc::clone(&metrics),
                 unready: signals.unready.clone(),
@@ -181,6 +199,8 @@ impl Gateway {
         let control = control.start().map_err(StartError::Thread)?;
         Ok(Self {
             metrics,
+            started,
+            descriptors,
             data_addr,
             admin_addr,
             registry,
@@ -204,12 +224,10 @@ impl Gateway {
 
     /// Puts a new configuration in place, whole or not at all. Running calls keep the settings they began with and stay counted.
     ///
-    /// Returns what of the new configuration needs a restart.
-    ///
     /// # Errors
     ///
     /// Why it cannot be used; the old one goes on.
-    pub fn reload(&self, config: Config) -> Result<Vec<&'static str>, StartError> {
+    pub fn reload(&self, config: Config) -> Result<Reloaded, StartError> {
         let result = self.try_reload(config);
         let label = ResultLabel {
             result: if result.is_ok() { "ok" } else { "failed" },
@@ -218,12 +236,12 @@ impl Gateway {
         result
     }
 
-    fn try_reload(&self, config: Config) -> Result<Vec<&'static str>, StartError> {
+    fn try_reload(&self, mut config: Config) -> Result<Reloaded, StartError> {
         check_open_door(self.data_addr, &config)?;
-        let old = Arc::clone(&self.generations.borrow());
+        descriptors::fit(&mut config, self.descriptors);
         let tls = load_tls(&config)?;
-        let restart = needs_restart(&old.config, &config);
-        let number = old.number + 1;
+        let needs_restart = restart::needed(&self.started, &config);
+        let number = self.generations.borrow().number + 1;
         let generation = generation(&self.registry, config, number)?;
         if let (Some(sender), Some(tls)) = (&self.tls, tls) {
             sender.send_replace(tls);
@@ -232,7 +250,10 @@ impl Gateway {
         self.metrics
             .config_generation
             .set(i64::try_from(number).unwrap_or(i64::MAX));
-        Ok(restart)
+        Ok(Reloaded {
+            generation: number,
+            needs_restart,
+        })
     }
 
     /// A failed reload that never came as far as a configuration is counted too.
@@ -447,7 +468,7 @@ struct Control {
     data: StdListener,
     admin: Option<StdListener>,
     lanes: Vec<serve::Lane>,
-    connections_max: usize,
+    running: watch::Receiver<Arc<Generation>>,
     view: admin::View,
     signals: Signals,
 }
@@ -467,10 +488,11 @@ impl Control {
             data,
             admin,
             lanes,
-            connections_max,
+            running,
             view,
             signals,
         } = self;
+        let connections_max = || running.borrow().config.server.connections_max;
         let metrics = Arc::clone(&view.metrics);
         let stop = signals.stop_accepting.clone();
         let accept = async {
@@ -493,45 +515,4 @@ impl Control {
         };
         tokio::join!(accept, answer);
     }
-}
-
-fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
-    let mut server = new.server.clone();
-    // These take effect at once.
-    (server.drain, server.drain_lag, server.allow_unauthenticated) = (
-        old.server.drain,
-        old.server.drain_lag,
-        old.server.allow_unauthenticated,
-    );
-    let tls_files_only = old.server.tls.is_some() == new.server.tls.is_some();
-    if tls_files_only {
-        server.tls.clone_from(&old.server.tls);
-    }
-    let (was, is) = (old.edge_timeouts(), new.edge_timeouts());
-    let client_tls = std::mem::replace(&mut server.tls_handshake, old.server.tls_handshake);
-    let edge = (was.request_head, was.write, old.server.tls_handshake)
-        != (is.request_head, is.write, client_tls);
-    let buffers = (
-        old.limits.request_head_bytes,
-        old.limits.stream_buffer_bytes,
-    ) != (
-        new.limits.request_head_bytes,
-        new.limits.stream_buffer_bytes,
-    );
-    [
-        (server != old.server, "server"),
-        (new.admin != old.admin, "admin"),
-        (new.log != old.log, "log"),
-        (
-            edge,
-            "timeouts.request_head, timeouts.write, timeouts.tls (of clients)",
-        ),
-        (
-            buffers,
-            "limits.request_head_bytes, limits.stream_buffer_bytes",
-        ),
-    ]
-    .into_iter()
-    .filter_map(|(changed, name)| changed.then_some(name))
-    .collect()
 }

@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
 use tidegate::cli::{self, Command, Demo, Exit, FakeUpstream, Output};
 use tidegate::config::{self, Config, Endpoint, Sources};
-use tidegate::reload::{self, Watched};
+use tidegate::reload::{self, Cause, Watched};
 use tidegate::telemetry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -79,7 +79,6 @@ fn serve(sources: Sources) -> Output {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    raise_descriptor_limit(&loaded.config);
     let started =
         from_systemd().and_then(|given| Gateway::start(loaded.config, given, access_log()));
     let gateway = match started {
@@ -95,31 +94,6 @@ fn serve(sources: Sources) -> Output {
 
 fn shown(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "off".to_owned(), |a| a.to_string())
-}
-
-/// Each client connection and each upstream connection is a descriptor. Asks for what may be needed, says so if it cannot be had.
-fn raise_descriptor_limit(config: &Config) {
-    let upstream: usize = config
-        .upstreams
-        .iter()
-        .map(|u| u.pool.connections_max.saturating_mul(u.endpoints.len()))
-        .sum();
-    let wanted = (config
-        .server
-        .connections_max
-        .saturating_add(upstream)
-        .saturating_add(256)) as u64;
-    match rlimit::increase_nofile_limit(wanted) {
-        Ok(got) if got < wanted => {
-            tracing::warn!(
-                descriptors = got,
-                wanted,
-                "the descriptor limit is below what server.connections_max and the pools may use; raise it (LimitNOFILE, ulimit -n) or lower them"
-            );
-        }
-        Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "the descriptor limit cannot be read"),
-    }
 }
 
 /// systemd socket activation: the first socket is the data port, the second, if any, the admin port.
@@ -169,16 +143,16 @@ async fn until_stopped(gateway: Gateway, mut files: Option<(Sources, Watched)>) 
     let mut hup = signal(SignalKind::hangup()).ok();
     let mut look = tokio::time::interval(reload::LOOK_EVERY);
     loop {
-        let asked = tokio::select! {
+        let cause = tokio::select! {
             () = next(&mut term) => break,
             () = next(&mut int) => break,
-            () = next(&mut hup) => true,
-            _ = look.tick() => false,
+            () = next(&mut hup) => Cause::Signal,
+            _ = look.tick() => Cause::FileChange,
         };
         if let Some((sources, watched)) = &mut files
-            && (asked || watched.have_changed())
+            && (watched.have_changed() || cause == Cause::Signal)
         {
-            reload::reload(&gateway, sources, watched);
+            reload::reload(&gateway, sources, watched, cause);
         }
     }
     tracing::info!("draining; a second signal ends at once");

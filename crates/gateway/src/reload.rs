@@ -35,6 +35,14 @@ impl Watched {
         }
     }
 
+    /// Looks at these too; as they are now.
+    fn add(&mut self, files: Vec<PathBuf>) {
+        let new = |file: &PathBuf| !self.files.iter().any(|(known, _)| known == file);
+        let files = files.into_iter().filter(new).collect();
+        let mut added = Self::new(files);
+        self.files.append(&mut added.files);
+    }
+
     /// Whether a file is not as it was at the last look.
     pub fn have_changed(&mut self) -> bool {
         let mut changed = false;
@@ -49,13 +57,35 @@ impl Watched {
     }
 }
 
-/// Reads everything again and puts it in place. A configuration with a mistake changes nothing and says why.
-pub fn reload(gateway: &Gateway, sources: &Sources, watched: &mut Watched) {
+/// Why the configuration is read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    Signal,
+    FileChange,
+}
+
+impl Cause {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Signal => "signal",
+            Self::FileChange => "file change",
+        }
+    }
+}
+
+/// Reads everything again and puts it in place. A configuration with a mistake changes nothing and says why; the files that it names are
+/// looked at from then on too, since a change of them may mend it.
+pub fn reload(gateway: &Gateway, sources: &Sources, watched: &mut Watched, cause: Cause) {
+    let cause = cause.name();
     let loaded = match config::load(sources) {
         Ok(loaded) => loaded,
         Err(mistakes) => {
             gateway.reload_failed();
-            tracing::error!("configuration not reloaded, the old one goes on:\n{mistakes}");
+            tracing::error!(
+                cause,
+                "configuration not reloaded, the old one goes on:\n{mistakes}"
+            );
+            watched.add(mistakes.watch);
             return;
         }
     };
@@ -63,13 +93,26 @@ pub fn reload(gateway: &Gateway, sources: &Sources, watched: &mut Watched) {
         tracing::warn!("{warning}");
     }
     match gateway.reload(loaded.config) {
-        Ok(restart) => {
+        Ok(done) => {
             *watched = Watched::new(loaded.watch);
-            tracing::info!("configuration reloaded");
-            for what in restart {
-                tracing::warn!("{what} changed: takes effect after a restart");
+            tracing::info!(
+                generation = done.generation,
+                cause,
+                "configuration reloaded"
+            );
+            if !done.needs_restart.is_empty() {
+                tracing::warn!(
+                    settings = done.needs_restart.join(", "),
+                    "these differ from what runs; they take effect after a restart"
+                );
             }
         }
-        Err(error) => tracing::error!("configuration not reloaded, the old one goes on: {error}"),
+        Err(error) => {
+            watched.add(loaded.watch);
+            tracing::error!(
+                cause,
+                "configuration not reloaded, the old one goes on: {error}"
+            );
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Endpoint → connection → request → response head. One exchange, or a reason why there is none.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,7 +294,7 @@ impl Trial<'_> {
         if http2 {
             return self.shake(io).await;
         }
-        self.endpoint.restore();
+        self.opened();
         let buffer = self.worker.stream_buffer_bytes;
         let conn = Http1::new(io, Arc::clone(self.endpoint), buffer);
         Ok(Ok(Checkout::Http1(Box::new(conn))))
@@ -311,7 +312,7 @@ impl Trial<'_> {
             Ok(conn) => conn,
             Err(failed) => return Ok(Err(failed)),
         };
-        self.endpoint.restore();
+        self.opened();
         let place = self
             .worker
             .pool
@@ -329,10 +330,16 @@ impl Trial<'_> {
             Ok(Ok(done)) => return Ok(Ok(done)),
             Ok(Err(error)) => {
                 let failure = failure(&error);
-                tracing::warn!(%error, upstream = %self.upstream.name, endpoint = %self.endpoint.authority, "cannot connect");
-                Rejection::Connect(failure)
+                tracing::debug!(%error, upstream = %self.upstream.name, endpoint = %self.endpoint.authority, "cannot connect");
+                self.failed(Rejection::Connect(failure), &error)
             }
-            Err(timeout @ Rejection::Timeout(Tier::Connect | Tier::Tls)) => timeout,
+            Err(timeout @ Rejection::Timeout(Tier::Connect | Tier::Tls)) => {
+                let took_too_long = timeout.reason();
+                self.failed(
+                    timeout,
+                    &format_args!("no answer within the `{took_too_long}` timeout"),
+                )
+            }
             Err(over) => return Err(over),
         };
         let reason = UpstreamReason {
@@ -344,12 +351,34 @@ impl Trial<'_> {
             .upstream_connect_errors
             .get_or_create(&reason)
             .inc();
-        self.endpoint.eject(self.upstream.settings.pool.eject);
         Ok(Err(Failed::not_connected(rejection)))
+    }
+
+    /// Leaves the endpoint out for a while, unless it has no part in the failure. The log tells of changes, not of each call.
+    fn failed(&self, rejection: Rejection, why: &dyn fmt::Display) -> Rejection {
+        let (upstream, endpoint) = (&self.upstream.name, &self.endpoint.authority);
+        if let Rejection::Connect(ConnectFailure::OutOfSockets) = rejection {
+            if self.endpoint.shortage_is_news() {
+                tracing::warn!(error = %why, %upstream, %endpoint, "no socket left to connect with; raise the descriptor limit (LimitNOFILE, ulimit -n) or net.ipv4.ip_local_port_range, or lower pool.connections_max");
+            }
+        } else if self.endpoint.eject(self.upstream.settings.pool.eject) {
+            tracing::warn!(error = %why, %upstream, %endpoint, "cannot connect; the endpoint is left out for a while");
+        }
+        rejection
+    }
+
+    /// A connection was opened.
+    fn opened(&self) {
+        if self.endpoint.restore() {
+            tracing::info!(upstream = %self.upstream.name, endpoint = %self.endpoint.authority, "the endpoint is back");
+        }
     }
 }
 
 fn connect_failure(error: &io::Error) -> ConnectFailure {
+    if connect::is_out_of_sockets(error) {
+        return ConnectFailure::OutOfSockets;
+    }
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
         io::ErrorKind::NotFound => ConnectFailure::Lookup,

@@ -117,6 +117,9 @@ impl Findings {
     pub(super) fn into_mistakes(mut self) -> Mistakes {
         self.mistakes.sort();
         self.mistakes.dedup();
-        Mistakes(self.mistakes)
+        Mistakes {
+            all: self.mistakes,
+            watch: self.watch,
+        }
     }
 }

@@ -36,9 +36,14 @@ pub struct Mistake {
     pub help: String,
 }
 
-/// Every mistake of one configuration, in the order of the file. Never empty when returned as an error.
+/// Every mistake of one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mistakes(pub Vec<Mistake>);
+pub struct Mistakes {
+    /// In the order of the file. Never empty when returned as an error.
+    pub all: Vec<Mistake>,
+    /// Files whose change may mend it.
+    pub watch: Vec<PathBuf>,
+}
 
 /// Something that works and is probably not meant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,10 +87,10 @@ impl fmt::Display for Mistake {
 
 impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for mistake in &self.0 {
+        for mistake in &self.all {
             writeln!(f, "{mistake}")?;
         }
-        match self.0.len() {
+        match self.all.len() {
             1 => f.write_str("1 mistake in the configuration"),
             n => write!(f, "{n} mistakes in the configuration"),
         }

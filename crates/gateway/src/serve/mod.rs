@@ -64,7 +64,7 @@ pub struct Lane {
     pub open: Arc<AtomicUsize>,
 }
 
-/// Accepts until `stop` is ready. Errors of single connections are theirs; running out of descriptors slows accepting down and is logged
+/// Accepts until `stop` is ready; `connections_max` is asked for each connection, so that a reload holds as places become free. Errors of single connections are theirs; running out of descriptors slows accepting down and is logged
 /// once per second.
 ///
 /// # Cancel safety
@@ -73,7 +73,7 @@ pub struct Lane {
 pub async fn accept(
     listener: StdListener,
     lanes: &[Lane],
-    connections_max: usize,
+    connections_max: impl Fn() -> usize,
     metrics: &Metrics,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
@@ -88,7 +88,7 @@ pub async fn accept(
         };
         // The worker registers the socket with its own reactor.
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
-            Ok((stream, peer)) => hand_over(stream, peer, lanes, connections_max, metrics),
+            Ok((stream, peer)) => hand_over(stream, peer, lanes, connections_max(), metrics),
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
                 let reason = ReasonLabel {

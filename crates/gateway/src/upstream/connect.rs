@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket as Socket2, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsConnector;
@@ -53,10 +53,10 @@ pub async fn tcp(endpoint: &EndpointState, options: TcpOptions) -> io::Result<Tc
         Ok(ip) => vec![SocketAddr::new(ip, address.port)],
         Err(_) => tokio::net::lookup_host((address.host.as_str(), address.port))
             .await
-            .map_err(|e| io::Error::new(io::ErrorKind::NotFound, e))?
+            .map_err(not_found)?
             .collect(),
     };
-    let mut last = None;
+    let mut last: Option<io::Error> = None;
     let count = addresses.len();
     for (i, address) in addresses.into_iter().enumerate() {
         let connect = TcpStream::connect(address);
@@ -72,10 +72,29 @@ pub async fn tcp(endpoint: &EndpointState, options: TcpOptions) -> io::Result<Tc
                 options.apply(&tcp)?;
                 return Ok(tcp);
             }
+            // What another address said of itself tells more than that this machine has none of this family to call from.
+            Err(error) if last.is_some() && is_out_of_sockets(&error) => {}
             Err(error) => last = Some(error),
         }
     }
     Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address")))
+}
+
+/// A lookup that had no socket to ask with says "try again", not why.
+fn not_found(error: io::Error) -> io::Error {
+    let socket = Socket2::new(Domain::IPV4, Type::DGRAM, None);
+    match socket {
+        Err(own) if is_out_of_sockets(&own) => own,
+        _ => io::Error::new(io::ErrorKind::NotFound, error),
+    }
+}
+
+/// It is this machine that has no descriptor, local port or memory for one more connection.
+pub fn is_out_of_sockets(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL)
+    )
 }
 
 /// Wraps the connection in TLS if the endpoint wants it. The flag says whether the peer speaks HTTP/2.

@@ -1,7 +1,7 @@
 //! One address of an upstream, and what is known about it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -30,6 +30,29 @@ pub struct EndpointState {
     ejected_until: AtomicU64,
     epoch: Instant,
     ejected: Gauge,
+    /// The log says that it is left out.
+    told: AtomicBool,
+    ejections: Seldom,
+    shortages: Seldom,
+}
+
+/// Lets through what is worth a line in the log: the first, and another one only after [`NEWS_AFTER`].
+#[derive(Debug, Default)]
+struct Seldom(Mutex<Option<Instant>>);
+
+/// An endpoint that comes and goes is told of no more often than this.
+const NEWS_AFTER: Duration = Duration::from_secs(10);
+
+impl Seldom {
+    fn is_news(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let due = last.is_none_or(|last| now.duration_since(last) >= NEWS_AFTER);
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
 }
 
 impl EndpointState {
@@ -55,6 +78,9 @@ impl EndpointState {
             waiting: AtomicUsize::new(0),
             ejected_until: AtomicU64::new(0),
             epoch: Instant::now(),
+            told: AtomicBool::new(false),
+            ejections: Seldom::default(),
+            shortages: Seldom::default(),
             authority,
             address,
         }
@@ -93,19 +119,32 @@ impl EndpointState {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Leaves the endpoint out for `time`.
-    pub fn eject(&self, time: Duration) {
+    /// Leaves the endpoint out for `time`. Whether that is worth a line in the log.
+    pub fn eject(&self, time: Duration) -> bool {
         let until = (self.epoch.elapsed() + time).as_millis();
-        self.ejected_until
-            .store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let until = u64::try_from(until).unwrap_or(u64::MAX).max(1);
+        let before = self.ejected_until.swap(until, Ordering::Relaxed);
         self.ejected.set(1);
+        let tell = before == 0 && self.ejections.is_news();
+        if tell {
+            self.told.store(true, Ordering::Relaxed);
+        }
+        tell
     }
 
-    /// A connection was opened: the endpoint is back.
-    pub fn restore(&self) {
-        if self.ejected_until.swap(0, Ordering::Relaxed) != 0 {
-            self.ejected.set(0);
+    /// A connection was opened: the endpoint is back. Whether the log says otherwise.
+    pub fn restore(&self) -> bool {
+        if self.ejected_until.load(Ordering::Relaxed) == 0 {
+            return false;
         }
+        self.ejected_until.store(0, Ordering::Relaxed);
+        self.ejected.set(0);
+        self.told.swap(false, Ordering::Relaxed)
+    }
+
+    /// This machine had no socket for it: whether that is worth a line in the log.
+    pub fn shortage_is_news(&self) -> bool {
+        self.shortages.is_news()
     }
 
     pub fn is_ejected(&self) -> bool {
@@ -157,15 +196,34 @@ impl Drop for Waiting<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_limit_of_connections_follows_a_reload() {
-        let address = Endpoint {
+    #[tokio::test(start_paused = true)]
+    async fn the_log_hears_of_changes_and_not_of_each_call() {
+        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Metrics::new());
+        let long = Duration::from_secs(5);
+        assert!(!endpoint.restore(), "it was never out");
+        assert!(endpoint.eject(long));
+        assert!(!endpoint.eject(long), "it is still out");
+        assert!(endpoint.restore());
+        assert!(!endpoint.eject(long), "it comes and goes");
+        assert!(!endpoint.restore(), "nobody was told that it went");
+        tokio::time::advance(NEWS_AFTER).await;
+        assert!(endpoint.eject(long) && endpoint.restore());
+        assert!(endpoint.shortage_is_news() && !endpoint.shortage_is_news());
+        assert!(!endpoint.is_ejected());
+    }
+
+    fn address() -> Endpoint {
+        Endpoint {
             tls: false,
             host: "127.0.0.1".into(),
             port: 8000,
             base_path: String::new(),
-        };
-        let endpoint = EndpointState::new(&"u".into(), address, 2, &Metrics::new());
+        }
+    }
+
+    #[test]
+    fn the_limit_of_connections_follows_a_reload() {
+        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Metrics::new());
         let free = || endpoint.connections.available_permits();
         endpoint.resize(5);
         assert_eq!(free(), 5);

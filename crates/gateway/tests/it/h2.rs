@@ -18,14 +18,18 @@ use tokio::task::JoinHandle;
 
 use crate::support::{CANCEL, CHAT, Gate, SOON, gateway, only, slots, stream, upstream, whole};
 
-struct Client {
+pub(crate) struct Client {
     sender: SendRequest<Full<Bytes>>,
     socket: std::net::TcpStream,
 }
 
 impl Client {
     async fn connect(gate: &Gate) -> Self {
-        let socket = std::net::TcpStream::connect(gate.addr()).expect("connect");
+        Self::connect_to(gate.addr()).await
+    }
+
+    pub(crate) async fn connect_to(address: std::net::SocketAddr) -> Self {
+        let socket = std::net::TcpStream::connect(address).expect("connect");
         let own = socket.try_clone().expect("a second handle");
         own.set_nonblocking(true).expect("an option");
         let tcp = TcpStream::from_std(own).expect("a runtime");
@@ -36,7 +40,7 @@ impl Client {
         Self { sender, socket }
     }
 
-    fn post(
+    pub(crate) fn post(
         &mut self,
         path: &str,
         body: &Value,

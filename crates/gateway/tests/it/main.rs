@@ -9,6 +9,7 @@ mod admission;
 mod binary;
 mod books;
 mod bounds;
+mod descriptors;
 mod ends;
 mod fields;
 mod h2;

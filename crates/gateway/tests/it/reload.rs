@@ -287,17 +287,49 @@ async fn a_removed_upstream_finishes_its_streams_and_is_gone() {
         .expect("its connections are closed by the idle limit");
 }
 
+/// Measured against what runs, not against the file of the last reload.
 #[tokio::test]
 async fn what_needs_a_restart_is_said() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let mut config = config_of(&up);
     config.server.connections_max += 1;
+    config.server.keep_alive *= 2;
     config.limits.request_head_bytes += 1;
-    let said = gate.gateway.reload(config).expect("it is good");
-    assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].contains("server") && said[1].contains("request_head_bytes"));
-    eventually("counted", || gate.metric("config_generation", &[]) == 2.0).await;
+    for generation in 2..=3 {
+        let done = gate.gateway.reload(config.clone()).expect("it is good");
+        assert_eq!(done.generation, generation);
+        assert_eq!(
+            done.needs_restart,
+            ["server.keep_alive", "limits.request_head"]
+        );
+    }
+    let done = gate.gateway.reload(config_of(&up)).expect("it is good");
+    assert!(done.needs_restart.is_empty(), "{done:?}");
+    eventually("counted", || gate.metric("config_generation", &[]) == 4.0).await;
+}
+
+/// Whoever is there stays; the next one needs a place under the new number.
+#[tokio::test]
+async fn fewer_client_connections_take_effect_as_places_become_free() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(gate.client().await);
+    }
+    let open = |n: f64| move |g: &Gate| g.metric("connections", &[("side", "downstream")]) == n;
+    gate.eventually("all are in", open(4.0)).await;
+    let mut config = config_of(&up);
+    config.server.connections_max = 3;
+    gate.gateway.reload(config).expect("it is good");
+    for n in [4.0, 3.0] {
+        let mut next = gate.client().await;
+        assert_eq!(next.final_head().await.expect("head").status, 503, "{n}");
+        clients.pop().expect("one").leave_fin();
+        gate.eventually("it is out", open(n - 1.0)).await;
+    }
+    assert_eq!(status(&gate, "tiny").await, 200);
 }
 
 #[tokio::test]

@@ -56,7 +56,7 @@ fn check(text: &str) {
             }
         }
         Err(mistakes) => {
-            assert!(!mistakes.0.is_empty());
+            assert!(!mistakes.all.is_empty());
             assert!(!mistakes.to_string().is_empty());
         }
     }
