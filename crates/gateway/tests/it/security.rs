@@ -474,7 +474,7 @@ async fn a_request_with_two_framings_is_one_request_and_the_last() {
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lengths}\r\n\r\n"
     );
-    let next = format!("GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let next = "GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     let seen = statuses(&gate, format!("{head}{body}{next}").as_bytes()).await;
     assert_eq!(seen, [200, 404]);
     for call in up.calls() {
