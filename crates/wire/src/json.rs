@@ -204,6 +204,12 @@ impl<'a> Cursor<'a> {
         Ok(self.bytes.get(start..self.pos).unwrap_or_default())
     }
 
+    /// The text is one value and nothing else.
+    pub(crate) fn check(mut self) -> Result<(), Fault> {
+        self.skip()?;
+        self.end()
+    }
+
     /// Nothing but white space may follow.
     pub(crate) fn end(&mut self) -> Result<(), Fault> {
         match self.peek() {

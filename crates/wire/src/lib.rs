@@ -32,6 +32,7 @@
 )]
 
 mod answer;
+mod assemble;
 mod envelope;
 mod inspect;
 mod json;
@@ -45,6 +46,7 @@ mod watch;
 mod wrap;
 
 pub use answer::{AnswerFacts, answer_facts};
+pub use assemble::{AssembleError, Assembler, Form};
 pub use envelope::{ErrorText, error_body, error_event};
 pub use models::{ModelEntry, ModelsError, anthropic_models_body, models_body, parse_models};
 pub use request::{Edit, Peek, PeekError, peek, splice};

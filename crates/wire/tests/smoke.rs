@@ -64,3 +64,8 @@ fn peek_splice() {
 fn bodies() {
     smoke("bodies", checks::bodies);
 }
+
+#[test]
+fn assemble() {
+    smoke("assemble", checks::assemble);
+}

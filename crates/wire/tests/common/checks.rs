@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use serde_json::Value;
 use tidegate_wire::{
-    Dialect, Edit, Facts, StreamScanner, Wrapped, answer_facts, anthropic_models_body, models_body,
-    parse_models, peek, splice, wrap_error,
+    Assembler, Dialect, Edit, Facts, Form, StreamScanner, Wrapped, answer_facts,
+    anthropic_models_body, models_body, parse_models, peek, splice, wrap_error,
 };
 
 const DIALECTS: [Dialect; 3] = [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic];
@@ -162,5 +162,31 @@ pub(crate) fn bodies(data: &[u8]) {
             let value: Result<Value, _> = serde_json::from_str(renamed.raw.get());
             assert!(value.is_err() || value.is_ok_and(|value| value["id"] == "r"));
         }
+    }
+}
+
+/// A byte of choices, a size of pieces, then a stream.
+pub(crate) fn assemble(data: &[u8]) {
+    let [how, size, text @ ..] = data else { return };
+    let dialect = DIALECTS[usize::from(how % 3)];
+    let form = [Form::Standard, Form::LlamaCpp, Form::Vllm][usize::from(how / 3 % 3)];
+    let run = |size: usize| {
+        let mut assembler = Assembler::new(dialect, form, 2000);
+        for chunk in text.chunks(size) {
+            assembler.push(Bytes::copy_from_slice(chunk));
+            while assembler.take().ok()?.is_some() {}
+        }
+        assembler.finish().ok()
+    };
+    let whole = run(text.len().max(1));
+    assert_eq!(
+        run(usize::from(*size).max(1)),
+        whole,
+        "the same however it is cut"
+    );
+    if let Some(whole) = whole {
+        let text = String::from_utf8_lossy(&whole);
+        let json = serde_json::from_str::<serde::de::IgnoredAny>(&text);
+        assert!(json.is_ok(), "{text}");
     }
 }
