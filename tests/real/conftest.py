@@ -28,7 +28,11 @@ def gateway(llama: Llama) -> Iterator[Gateway | Direct]:
     elif direct():
         yield Direct(llama.url)
     else:
-        with Gateway("--upstream", llama.url, "--slots", "2", "--queue", "16") as server:
+        # Asked for usage, llama.cpp moves its timings to the event that is kept from the client: not the same as direct. All its calls
+        # are streams, which stop with their connection: no slot has to be kept.
+        ways = 'kind = "llama.cpp"\nask_usage = false\nsettle = "0s"\nslots = 2\nqueue = 16\n'
+        upstream = f'[[upstreams]]\nurl = "{llama.url}"\n{ways}'
+        with Gateway(config=upstream) as server:
             yield server
 
 
@@ -43,6 +47,14 @@ def fake() -> Iterator[Fake]:
 def front(fake: Fake) -> Iterator[Gateway]:
     """The gateway in front of it."""
     with Gateway("--upstream", fake.url, "--slots", "64", "--queue", "64") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def joined(fake: Fake) -> Iterator[Gateway]:
+    """The gateway in front of it, where answers in one piece are put together from streams."""
+    upstream = f'[[upstreams]]\nurl = "{fake.url}"\nkind = "vllm"\nask_stream = true\n'
+    with Gateway(config=upstream) as server:
         yield server
 
 

@@ -20,6 +20,8 @@ pub struct Peek {
     pub background: bool,
     /// The bound on output tokens, under whichever name the dialect has for it.
     pub max_tokens: Option<u64>,
+    /// A field that a stream cannot honour: asked for in one piece, the answer must be asked for in one piece upstream, too.
+    pub one_piece: Option<&'static str>,
     spans: Spans,
 }
 
@@ -30,6 +32,7 @@ struct Spans {
     top: usize,
     top_empty: bool,
     model: Option<Range<usize>>,
+    stream: Option<Range<usize>>,
     options: Options,
     /// `stream_options` is a word of this dialect.
     has_options: bool,
@@ -169,9 +172,22 @@ struct Reader {
     max_tokens: Option<u64>,
     /// OpenAI's older name; the newer one wins.
     max_tokens_old: Option<u64>,
+    one_piece: Option<&'static str>,
     seen: Vec<&'static str>,
     spans: Spans,
 }
+
+/// What servers refuse in a stream, or answer otherwise in one. `best_of` picks among finished answers; an echo comes with log-probabilities
+/// of the prompt that a stream leaves out; sound is encoded as a whole; `stream_options` without `stream` is an error that the server words.
+const ONE_PIECE: [&str; 7] = [
+    "best_of",
+    "echo",
+    "prompt_logprobs",
+    "use_beam_search",
+    "audio",
+    "modalities",
+    "stream_options",
+];
 
 impl Reader {
     fn new(dialect: Dialect) -> Self {
@@ -183,6 +199,7 @@ impl Reader {
             background: None,
             max_tokens: None,
             max_tokens_old: None,
+            one_piece: None,
             seen: Vec::new(),
             spans: Spans {
                 has_options: dialect == Dialect::OpenAi,
@@ -198,6 +215,7 @@ impl Reader {
             include_usage: self.include_usage,
             background: self.background.unwrap_or(false),
             max_tokens: self.max_tokens.or(self.max_tokens_old),
+            one_piece: self.one_piece,
             spans: self.spans,
         }
     }
@@ -222,15 +240,18 @@ impl Reader {
     }
 
     fn member(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
+        self.note_one_piece(&mut c.clone(), key)?;
         let Some(field) = self.field(key) else {
             return Ok(c.skip()?);
         };
         c.peek();
-        self.once(field, c.pos())?;
+        let start = c.pos();
+        self.once(field, start)?;
         match field {
             "model" => self.model(c),
             "stream" => {
                 self.stream = flag(c, field)?;
+                self.spans.stream = Some(start..c.pos());
                 Ok(())
             }
             "background" => {
@@ -247,6 +268,27 @@ impl Reader {
                 Ok(())
             }
         }
+    }
+
+    /// Takes note of a field that needs an answer in one piece, if it says so. The cursor is a look ahead.
+    fn note_one_piece(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
+        if self.dialect != Dialect::OpenAi {
+            return Ok(());
+        }
+        let Some(field) = ONE_PIECE.iter().find(|word| is_key(key, word.as_bytes())) else {
+            return Ok(());
+        };
+        let harmless = match *field {
+            "best_of" => c.whole_number()?.is_none_or(|n| n <= 1),
+            "modalities" => c.value()?.windows(5).all(|word| word != b"audio"),
+            // An empty object is said, too.
+            "stream_options" | "prompt_logprobs" => c.kind()? == Kind::Null,
+            _ => !c.truthy()?,
+        };
+        if !harmless {
+            self.one_piece = Some(field);
+        }
+        Ok(())
     }
 
     fn once(&mut self, field: &'static str, at: usize) -> Result<(), Refusal> {
@@ -345,6 +387,8 @@ fn count(c: &mut Cursor<'_>, field: &'static str) -> Result<Option<u64>, Refusal
 pub enum Edit<'a> {
     /// Ask for this model.
     Model(&'a str),
+    /// Ask for a stream.
+    Stream,
     /// Ask for usage at the end of the stream. Does nothing in a dialect that has no such option.
     IncludeUsage,
 }
@@ -359,13 +403,19 @@ pub fn splice(body: &Bytes, peek: &Peek, edits: &[Edit<'_>]) -> Bytes {
     let mut members: Vec<String> = Vec::new();
     let model = edits.iter().rev().find_map(|edit| match edit {
         Edit::Model(name) => Some(*name),
-        Edit::IncludeUsage => None,
+        Edit::Stream | Edit::IncludeUsage => None,
     });
     if let Some(name) = model {
         match &spans.model {
             _ if peek.model.as_deref() == Some(name) => {}
             Some(span) => changes.push((span.clone(), quote(name))),
             None => members.push(format!("\"model\":{}", quote(name))),
+        }
+    }
+    if edits.contains(&Edit::Stream) && !peek.stream {
+        match &spans.stream {
+            Some(span) => changes.push((span.clone(), "true".to_owned())),
+            None => members.push("\"stream\":true".to_owned()),
         }
     }
     if edits.contains(&Edit::IncludeUsage) && spans.has_options && peek.include_usage != Some(true)

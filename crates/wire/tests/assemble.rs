@@ -81,11 +81,12 @@ fn pairs() -> Vec<(String, String, Vec<u8>)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/pairs");
     let mut pairs = Vec::new();
     for entry in std::fs::read_dir(folder).expect("the recordings are there") {
-        let path = entry.unwrap().path();
+        let path = entry.expect("a recording").path();
         if path.extension().is_some_and(|end| end == "json") {
-            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            let whole = std::fs::read_to_string(&path).unwrap();
-            let stream = std::fs::read(path.with_extension("sse")).unwrap();
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let name = name.expect("a name").to_owned();
+            let whole = std::fs::read_to_string(&path).expect("an answer");
+            let stream = std::fs::read(path.with_extension("sse")).expect("its stream");
             pairs.push((name, whole, stream));
         }
     }
@@ -140,6 +141,7 @@ fn cuts_do_not_matter() {
 
 // --- what no recording shows -------------------------------------------------------------------------------------
 
+#[expect(clippy::needless_pass_by_value, reason = "the tests read better")]
 fn chunk(delta: Value, finish: Option<&str>) -> Value {
     json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
@@ -152,7 +154,7 @@ fn chat(deltas: &[Value]) -> Value {
         .collect();
     all.push(chunk(json!({}), Some("stop")));
     let stream = events(&all) + "data: [DONE]\n\n";
-    standard(Dialect::OpenAi, &stream).unwrap()["choices"][0]["message"].clone()
+    standard(Dialect::OpenAi, &stream).expect("a whole stream")["choices"][0]["message"].clone()
 }
 
 #[test]

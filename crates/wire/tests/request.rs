@@ -252,6 +252,48 @@ fn must_58_include_usage_is_added_or_completed() {
 }
 
 #[test]
+fn a_stream_is_asked_for() {
+    let stream = |text| edit(text, &[Edit::Stream]);
+    assert_eq!(stream(r#"{"model":"m"}"#), r#"{"stream":true,"model":"m"}"#);
+    assert_eq!(stream("{ }"), r#"{"stream":true }"#);
+    assert_eq!(
+        stream(r#"{"stream": false, "n":1}"#),
+        r#"{"stream": true, "n":1}"#
+    );
+    assert_eq!(stream(r#"{"stream":null}"#), r#"{"stream":true}"#);
+    assert_eq!(stream(r#"{"stream":true}"#), r#"{"stream":true}"#);
+    assert_eq!(
+        edit(
+            r#"{"model":"a","stream":false}"#,
+            &[Edit::Stream, Edit::IncludeUsage, Edit::Model("b")]
+        ),
+        r#"{"stream_options":{"include_usage":true},"model":"b","stream":true}"#
+    );
+}
+
+#[test]
+fn fields_that_a_stream_cannot_honour_are_told() {
+    let field = |text: &str| read(text).unwrap().one_piece;
+    for (text, told) in [
+        (r#"{"n":3,"logprobs":true,"tools":[],"stop":"x"}"#, None),
+        (r#"{"best_of":4}"#, Some("best_of")),
+        (r#"{"best_of":1,"echo":false,"audio":null}"#, None),
+        (r#"{"best_of":null,"stream_options":null}"#, None),
+        (r#"{"echo":true}"#, Some("echo")),
+        (r#"{"prompt_logprobs":0}"#, Some("prompt_logprobs")),
+        (r#"{"use_beam_search":true}"#, Some("use_beam_search")),
+        (r#"{"modalities":["text"]}"#, None),
+        (r#"{"modalities":["text","audio"]}"#, Some("modalities")),
+        (r#"{"stream_options":{}}"#, Some("stream_options")),
+        (r#"{"metadata":{"best_of":4}}"#, None),
+    ] {
+        assert_eq!(field(text), told, "{text}");
+    }
+    let claude = peek(&Bytes::from_static(br#"{"echo":true}"#), Dialect::Anthropic).unwrap();
+    assert_eq!(claude.one_piece, None);
+}
+
+#[test]
 fn edits_go_together_in_any_order() {
     let both = [Edit::IncludeUsage, Edit::Model("n")];
     assert_eq!(

@@ -57,8 +57,8 @@ impl Running {
             keep_idle,
             worker: Arc::clone(commit.worker),
             upstream: Arc::clone(commit.upstream),
-            background: commit.background,
-            events: commit.stream.then_some(commit.route.dialect),
+            background: commit.wish.background,
+            events: commit.wish.events().then_some(commit.route.dialect),
             total: commit.patience.total,
             cut: commit.patience.cut().clone(),
             is_error: false,
@@ -145,7 +145,9 @@ async fn tail(mut body: UpstreamBody) -> Option<Box<Http1>> {
 pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
     match rejection {
-        Rejection::Truncated => running.ended(WorkEnd::Failed, record),
+        Rejection::Truncated | Rejection::UpstreamFailed(_) => {
+            running.ended(WorkEnd::Failed, record);
+        }
         _ => running.cancelled(matches!(rejection, Rejection::Gone), record),
     }
 }

@@ -12,7 +12,7 @@ use http::header::{
     HeaderValue, TRANSFER_ENCODING,
 };
 use http::{StatusCode, response};
-use tidegate_wire::{Piece, StreamScanner, Wrapped, answer_facts, wrap_error};
+use tidegate_wire::{Form, Piece, StreamScanner, Wrapped, answer_facts, wrap_error};
 use tokio::time::Instant;
 
 use super::aftermath::{self, Running};
@@ -24,7 +24,8 @@ use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::relay::{Relay, Unstarted};
 use super::settle::Record;
 use super::source::Source;
-use super::{Generation, ModelIn, RouteFacts, Step, Worker, headers};
+use super::wish::Wish;
+use super::{Generation, ModelIn, RouteFacts, Step, Worker, assembled, headers};
 use crate::admission::Held;
 use crate::upstream::Upstream;
 
@@ -60,12 +61,7 @@ pub struct Commit<'a> {
     pub upstream: &'a Arc<Upstream>,
     pub patience: &'a Patience,
     pub route: RouteFacts,
-    /// The client asked for a stream.
-    pub stream: bool,
-    /// A background response: it runs on by contract when the client leaves.
-    pub background: bool,
-    /// We asked for usage; the client did not.
-    pub strip_usage: bool,
+    pub wish: Wish,
     pub downstream: Arc<Downstream>,
     pub reader: Arc<Reader>,
 }
@@ -151,9 +147,15 @@ async fn success(
             what: "an HTML page",
         });
     }
-    let events = kind == ContentKind::Events || (commit.stream && kind != ContentKind::Html);
+    let events = kind == ContentKind::Events || (commit.wish.stream && kind != ContentKind::Html);
     if encoded || !events || is_head_only(head) {
         return plain(commit, head, running, record).await;
+    }
+    if let Some(form) = commit.wish.assemble {
+        let bytes = assembled::gather(commit, form, running, record).await?;
+        let mut out = out_head(head);
+        whole_answer_headers(&mut out.headers, form);
+        return Ok(Begun::Whole(out, bytes));
     }
     stream(commit, head, kind, running, record).await
 }
@@ -169,7 +171,7 @@ async fn plain(
     let gathering = gather(commit, running, record, WHOLE_BYTES, &mut gathered).await?;
     let out = out_head(head);
     if !gathering.complete {
-        record.outcome_if_plain(commit.stream);
+        record.outcome_if_plain(commit.wish.stream);
         return Ok(Begun::Flowing(
             out,
             Source::plain(gathered, running.exact_length(), is_json(&head.headers)),
@@ -247,7 +249,7 @@ async fn stream(
     event_stream_headers(&mut out.headers);
     Ok(Begun::Flowing(
         out,
-        Source::events(scanner, first, commit.strip_usage),
+        Source::events(scanner, first, commit.wish.strip_usage),
     ))
 }
 
@@ -469,6 +471,13 @@ fn event_stream_headers(headers: &mut HeaderMap) {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     }
     headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+}
+
+/// What a stream's head says and a whole answer's does not.
+fn whole_answer_headers(headers: &mut HeaderMap, form: Form) {
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(form.content_type()));
+    headers.remove(CACHE_CONTROL);
+    headers.remove(X_ACCEL_BUFFERING);
 }
 
 /// 204 and the like have no body to look at.

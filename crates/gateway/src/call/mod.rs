@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use hyper::body::Incoming;
-use tidegate_wire::{Dialect, Edit, Peek, peek, splice};
+use tidegate_wire::{Dialect, Peek, peek};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -29,6 +29,7 @@ use crate::upstream::route::{Routes, Target};
 
 pub mod aftermath;
 pub mod answer;
+mod assembled;
 pub mod attempt;
 pub mod body;
 mod clock;
@@ -43,6 +44,7 @@ pub mod retry;
 pub mod settle;
 pub mod source;
 pub mod upload;
+mod wish;
 
 pub use answer::Answer;
 pub use outcome::Rejection;
@@ -53,6 +55,7 @@ use handover::Gone;
 use outcome::Phase;
 use settle::Record;
 use upload::{BodyBudget, Upload};
+use wish::Wish;
 
 /// One configuration generation, ready to serve. A call takes one at its start and keeps it.
 #[derive(Debug)]
@@ -95,8 +98,8 @@ pub struct RouteFacts {
     pub name: &'static str,
     pub dialect: Dialect,
     pub model: ModelIn,
-    /// Answers may be OpenAI chat or completion streams, where usage can be asked for.
-    pub can_ask_usage: bool,
+    /// The answer may come as a stream, if that is asked for.
+    pub can_stream: bool,
 }
 
 /// Where a request says which model it wants.
@@ -201,13 +204,8 @@ async fn line(
         .inspect_err(|why| record.refused_model(why))?;
     record.routed(&target, peek.as_ref());
     let upstream = Arc::clone(target.upstream);
-    let stream = peek.as_ref().is_some_and(|p| p.stream);
-    let background = peek.as_ref().is_some_and(|p| p.background);
-    let strip_usage = upstream.settings.ask_usage
-        && route.can_ask_usage
-        && stream
-        && peek.as_ref().is_some_and(|p| p.include_usage != Some(true));
-    let upload = edit(received, &target, peek.as_ref(), strip_usage);
+    let wish = Wish::of(&upstream.settings, route, peek.as_ref());
+    let upload = wish.edit(received, &target, peek.as_ref());
 
     record.phase(Phase::Queued);
     let patience = patience.with_total(upstream.settings.timeouts.total);
@@ -216,7 +214,7 @@ async fn line(
         .inspect_err(|why| aftermath::note(why, record))?;
     record.admitted();
 
-    let patience = patience.without_waiter_if(background);
+    let patience = patience.without_waiter_if(wish.background);
     let headers = headers::to_upstream(&headers, &generation.config, &upstream.settings);
     let prepared = Prepared {
         method,
@@ -225,7 +223,7 @@ async fn line(
         upload,
     };
     let answered = attempt::until_head(worker, &upstream, &patience, prepared, record);
-    let runs_on = background.then_some(&*gone);
+    let runs_on = wish.background.then_some(&*gone);
     let (answered, left) = whoever_leaves(answered, runs_on, &mut held).await;
     record.left_at(left);
     let exchange = match answered {
@@ -242,9 +240,7 @@ async fn line(
         upstream: &upstream,
         patience: &patience,
         route,
-        stream,
-        background,
-        strip_usage,
+        wish,
         downstream,
         reader,
     };
@@ -339,24 +335,6 @@ fn find_target<'a>(
         None => default()?,
     };
     Ok((target, Some(peek)))
-}
-
-/// The few bytes that we change: the model's name upstream, and the wish for usage.
-fn edit(received: Upload, target: &Target<'_>, peek: Option<&Peek>, ask_usage: bool) -> Upload {
-    let (Upload::Whole { body, lease }, Some(peek)) = (&received, peek) else {
-        return received;
-    };
-    let model = target.model.map(Edit::Model);
-    let usage = ask_usage.then_some(Edit::IncludeUsage);
-    let edits: Vec<Edit<'_>> = model.into_iter().chain(usage).collect();
-    if edits.is_empty() {
-        return received;
-    }
-    let body: Bytes = splice(body, peek, &edits);
-    Upload::Whole {
-        body,
-        lease: Arc::clone(lease),
-    }
 }
 
 impl Caller {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_wire::PeekError;
+use tidegate_wire::{PeekError, StreamError};
 
 use super::deadline::Tier;
 
@@ -192,6 +192,12 @@ pub enum Rejection {
     Broken,
     /// The answer broke before its first byte was handed on.
     Truncated,
+    /// The upstream told of an error inside its stream, of which nothing had been handed on.
+    UpstreamFailed(StreamError),
+    /// The answer was to be put together and is too long for that.
+    AnswerTooLarge {
+        limit: usize,
+    },
     UnexpectedContent {
         what: &'static str,
     },
@@ -226,6 +232,8 @@ impl Rejection {
             Self::Connect(failure) => failure.name(),
             Self::Broken => "broken",
             Self::Truncated => "truncated",
+            Self::UpstreamFailed(_) => "error_event",
+            Self::AnswerTooLarge { .. } => "answer_too_large",
             Self::UnexpectedContent { .. } => "unexpected_content",
             Self::Gone => "gone",
             Self::Internal => "internal",
@@ -238,6 +246,7 @@ impl Rejection {
             Self::Connect(ConnectFailure::OutOfSockets) => Outcome::Refused,
             Self::Connect(_) | Self::Broken => Outcome::UpstreamFailed,
             Self::Truncated => Outcome::UpstreamTruncated,
+            Self::UpstreamFailed(_) => Outcome::UpstreamError,
             Self::UnexpectedContent { .. } => Outcome::UnexpectedContentType,
             Self::Gone => Outcome::ClientClosed,
             Self::Draining => Outcome::Drained,

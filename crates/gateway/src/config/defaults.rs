@@ -54,6 +54,7 @@ impl Upstream {
             pool: Pool::of(kind, written.slots, &endpoints),
             tls: UpstreamTls::default(),
             heartbeat: written.heartbeat.duration(),
+            ask_stream: kind.row().ask_stream,
             ask_usage: kind.row().ask_usage,
             endpoints,
         }

@@ -186,6 +186,7 @@ impl Page<'_> {
             event_bytes,
             stream_buffer_bytes,
             error_body_bytes,
+            assembled_bytes,
         } = limits;
         self.section("[limits]");
         for (name, bytes) in [
@@ -195,6 +196,7 @@ impl Page<'_> {
             ("event", event_bytes),
             ("stream_buffer", stream_buffer_bytes),
             ("error_body", error_body_bytes),
+            ("assembled", assembled_bytes),
         ] {
             self.line(name, &format!("limits.{name}"), quoted(Size(*bytes)));
         }
@@ -234,6 +236,7 @@ impl Page<'_> {
             pool,
             tls,
             heartbeat,
+            ask_stream,
             ask_usage,
         } = upstream;
         let at = |name: &str| format!("{path}.{name}");
@@ -269,6 +272,7 @@ impl Page<'_> {
             &at("heartbeat"),
             quoted(TimeOrOff::from(*heartbeat)),
         );
+        self.of_kind(*kind, "ask_stream", &at("ask_stream"), ask_stream);
         self.of_kind(*kind, "ask_usage", &at("ask_usage"), ask_usage);
         if !aliases.is_empty() {
             self.section("[upstreams.aliases]");

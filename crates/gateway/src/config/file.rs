@@ -116,6 +116,8 @@ pub struct Limits {
     pub stream_buffer: Size,
     /// An upstream's error body up to this size is read whole to check its shape.
     pub error_body: Size,
+    /// Longest answer that is put together out of a stream, for a client that wants it in one piece. One that is longer fails.
+    pub assembled: Size,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -218,6 +220,9 @@ pub struct Upstream {
     /// Comment lines sent to the client while a stream is silent, or `"off"`.
     #[schemars(extend("x-min" = "100ms", "x-max" = "1h"))]
     pub heartbeat: TimeOrOff,
+    /// Ask for a stream where the client wants its answer in one piece, and put the pieces together: such a call can be cancelled and is
+    /// metered at every token. Default: that of the kind.
+    pub ask_stream: Option<bool>,
     /// Ask for usage on streams whose client did not, and keep the extra event from the client. Default: on for the kinds that
     /// are known to answer it.
     pub ask_usage: Option<bool>,
@@ -349,6 +354,7 @@ impl Default for Limits {
             event: Size::kib(64),
             stream_buffer: Size::kib(64),
             error_body: Size::mib(1),
+            assembled: Size::mib(16),
         }
     }
 }
@@ -399,6 +405,7 @@ impl Default for Upstream {
             on_abandon: None,
             settle: None,
             heartbeat: TimeOrOff::Off,
+            ask_stream: None,
             ask_usage: None,
             abandon: Abandon::default(),
             timeouts: UpstreamTimeouts::default(),

@@ -124,6 +124,8 @@ pub struct Limits {
     pub stream_buffer_bytes: usize,
     /// An upstream error body up to this size is read whole to check its shape. Default 1 MiB.
     pub error_body_bytes: usize,
+    /// Longest answer that is put together out of a stream. Default 16 MiB.
+    pub assembled_bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -203,6 +205,8 @@ pub struct Upstream {
     pub tls: UpstreamTls,
     /// Comment lines sent to the client while a stream is silent. `None`: off.
     pub heartbeat: Option<Duration>,
+    /// Ask for a stream where the client wants its answer in one piece.
+    pub ask_stream: bool,
     /// Ask for usage on streams whose client did not, and keep the extra event from the client.
     pub ask_usage: bool,
 }

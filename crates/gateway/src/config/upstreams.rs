@@ -58,6 +58,7 @@ fn upstream(
     built.settle = written.settle.map_or(built.settle, |settle| settle.0);
     built.abandon = abandon::build(written, &built, several_keys, &path, findings);
     built.heartbeat = written.heartbeat.duration();
+    built.ask_stream = written.ask_stream.unwrap_or(built.ask_stream);
     built.ask_usage = written.ask_usage.unwrap_or(built.ask_usage);
     built.timeouts = merge(timeouts, &written.timeouts);
     built.pool = pool(&written.pool, &built, &path, findings);

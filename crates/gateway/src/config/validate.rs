@@ -358,6 +358,7 @@ impl From<&file::Limits> for Limits {
             event_bytes: w.event.0,
             stream_buffer_bytes: w.stream_buffer.0,
             error_body_bytes: w.error_body.0,
+            assembled_bytes: w.assembled.0,
         }
     }
 }

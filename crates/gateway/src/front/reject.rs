@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::header::{ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
-use tidegate_wire::{Dialect, ErrorText, error_body};
+use tidegate_wire::{Dialect, ErrorText, StreamError, error_body};
 
 use super::json;
 use crate::call::Rejection;
@@ -78,9 +78,11 @@ fn sort(rejection: &Rejection) -> Sort {
             "timeout_error",
             "timeout_error",
         ),
+        Rejection::UpstreamFailed(error) => return failed(error),
         Rejection::Connect(_)
         | Rejection::Broken
         | Rejection::Truncated
+        | Rejection::AnswerTooLarge { .. }
         | Rejection::UnexpectedContent { .. } => {
             (StatusCode::BAD_GATEWAY, "upstream_error", "api_error")
         }
@@ -95,6 +97,36 @@ fn sort(rejection: &Rejection) -> Sort {
             "internal_error",
             "api_error",
         ),
+    };
+    Sort {
+        status,
+        kind,
+        anthropic_kind,
+    }
+}
+
+/// The status that a server would have answered with, had its error come before its stream. Where it does not say, it failed.
+fn failed(error: &StreamError) -> Sort {
+    let code = error.code.as_deref().and_then(|code| code.parse().ok());
+    let told = code
+        .and_then(|code| StatusCode::from_u16(code).ok())
+        .filter(|status| status.is_client_error() || status.is_server_error());
+    let (status, kind, anthropic_kind) = match (error.kind.as_deref(), told) {
+        (Some("rate_limit_error" | "rate_limit_exceeded"), _)
+        | (_, Some(StatusCode::TOO_MANY_REQUESTS)) => (
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "rate_limit_error",
+        ),
+        (Some("overloaded_error"), _) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "overloaded_error",
+            "overloaded_error",
+        ),
+        (Some(INVALID), None) => (StatusCode::BAD_REQUEST, INVALID, INVALID),
+        (_, Some(status)) if status.is_client_error() => (status, INVALID, INVALID),
+        (_, Some(status)) => (status, "upstream_error", "api_error"),
+        (_, None) => (StatusCode::BAD_GATEWAY, "upstream_error", "api_error"),
     };
     Sort {
         status,
@@ -130,6 +162,8 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::Connect(ConnectFailure::Tls) => "the TLS handshake with the model server failed; nothing was started".into(),
         Rejection::Broken => "the connection to the model server broke before it answered; the request may have run".into(),
         Rejection::Truncated => "the model server's answer broke off".into(),
+        Rejection::UpstreamFailed(error) => format!("the model server failed in the middle of its answer: {}", error.message).into(),
+        Rejection::AnswerTooLarge { limit } => format!("the model server's answer is longer than {limit} bytes; ask with `\"stream\": true`, or raise limits.assembled").into(),
         Rejection::UnexpectedContent { what } => format!("the model server sent {what}").into(),
         Rejection::Gone => "the client has gone".into(),
         Rejection::Internal => "the gateway failed; this is a defect, please report it with the request id".into(),
@@ -142,6 +176,8 @@ fn started(rejection: &Rejection) -> bool {
         rejection,
         Rejection::Broken
             | Rejection::Truncated
+            | Rejection::UpstreamFailed(_)
+            | Rejection::AnswerTooLarge { .. }
             | Rejection::UnexpectedContent { .. }
             | Rejection::Timeout(
                 Tier::ResponseHead | Tier::FirstEvent | Tier::Silence | Tier::Idle | Tier::Total
@@ -200,7 +236,9 @@ pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<Ou
         let seconds = wait.as_secs_f64().ceil().clamp(1.0, 60.0) as u64;
         fields.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
-    if status.is_client_error() && status != StatusCode::REQUEST_TIMEOUT {
+    let again = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
+    let too_large = matches!(rejection, Rejection::AnswerTooLarge { .. });
+    if too_large || (status.is_client_error() && !again.contains(&status)) {
         fields.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
     }
     if let Rejection::MethodNotAllowed { allow } = rejection {

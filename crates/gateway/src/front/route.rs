@@ -38,19 +38,14 @@ pub struct Known {
     pub facts: RouteFacts,
 }
 
-const fn call(
-    path: &'static str,
-    name: &'static str,
-    dialect: Dialect,
-    can_ask_usage: bool,
-) -> Known {
+const fn call(path: &'static str, name: &'static str, dialect: Dialect, can_stream: bool) -> Known {
     Known {
         path,
         facts: RouteFacts {
             name,
             dialect,
             model: ModelIn::Body,
-            can_ask_usage,
+            can_stream,
         },
     }
 }
@@ -60,8 +55,8 @@ pub const KNOWN: [Known; 6] = [
     call("/v1/chat/completions", "chat", Dialect::OpenAi, true),
     call("/v1/completions", "completions", Dialect::OpenAi, true),
     call("/v1/embeddings", "embeddings", Dialect::OpenAi, false),
-    call("/v1/responses", "responses", Dialect::Responses, false),
-    call("/v1/messages", "messages", Dialect::Anthropic, false),
+    call("/v1/responses", "responses", Dialect::Responses, true),
+    call("/v1/messages", "messages", Dialect::Anthropic, true),
     call(
         "/v1/messages/count_tokens",
         "count_tokens",
@@ -75,7 +70,7 @@ const fn pass(dialect: Dialect) -> RouteFacts {
         name: "pass",
         dialect,
         model: ModelIn::BodyIfJson,
-        can_ask_usage: false,
+        can_stream: false,
     }
 }
 

@@ -214,7 +214,7 @@ impl Metrics {
             ttft_seconds: add_unit(
                 r,
                 "time_to_first_token",
-                "Request head read to first non-empty delta of a stream",
+                "Request head read to first non-empty delta of a stream, also of one that is put together",
                 Unit::Seconds,
                 Family::new_with_constructor(seconds as Seconds),
             ),

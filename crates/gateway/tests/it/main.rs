@@ -6,6 +6,7 @@
 mod support;
 
 mod admission;
+mod assembled;
 mod binary;
 mod books;
 mod bounds;

@@ -95,7 +95,7 @@ pub(crate) fn peek_splice(data: &[u8]) {
         let out = splice(
             &body,
             &found,
-            &[Edit::Model("n\"\u{e9}"), Edit::IncludeUsage],
+            &[Edit::Model("n\"\u{e9}"), Edit::Stream, Edit::IncludeUsage],
         );
         let again = peek(&out, dialect);
         let again = again
@@ -104,12 +104,13 @@ pub(crate) fn peek_splice(data: &[u8]) {
         let usage = (dialect == Dialect::OpenAi).then_some(true);
         assert_eq!(
             again,
-            Ok((Some("n\"\u{e9}"), usage, found.stream, found.max_tokens))
+            Ok((Some("n\"\u{e9}"), usage, true, found.max_tokens))
         );
         if let (Ok(mut before), Ok(mut after)) = (parsed(&body), parsed(&out)) {
             for value in [&mut before, &mut after] {
                 let Value::Object(map) = value else { continue };
                 map.remove("model");
+                map.remove("stream");
                 if let Some(Value::Object(options)) = map.get_mut("stream_options") {
                     options.remove("include_usage");
                 }
