@@ -63,9 +63,7 @@ def test_responses(openai_sdk: openai.OpenAI, fake: Fake):
     assert answer.usage.output_tokens == 9
 
 
-def test_errors_in_mid_stream_are_exceptions(
-    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic, fake: Fake
-):
+def test_errors_in_mid_stream_are_exceptions(openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic, fake: Fake):
     """Nothing was handed on yet: a status, not an answer that is cut short."""
     body = fake.script(error_at=3, message="the GPU fell off").body
     with pytest.raises(openai.APIStatusError, match="the GPU fell off") as caught:

@@ -44,7 +44,10 @@ CASES = {
         | {"messages": PROMPT, "max_tokens": 64, "response_format": {"type": "json_object", "schema": {"enum": ["a"]}}},
     ),
     "completions": ("/v1/completions", STEADY | {"prompt": "once upon", "max_tokens": 24}),
-    "completions, log probabilities": ("/v1/completions", STEADY | {"prompt": "once upon", "max_tokens": 8, "logprobs": 2}),
+    "completions, log probabilities": (
+        "/v1/completions",
+        STEADY | {"prompt": "once upon", "max_tokens": 8, "logprobs": 2},
+    ),
     "completions, several prompts": ("/v1/completions", STEADY | {"prompt": ["once upon", "a time"], "max_tokens": 8}),
     "completions, several choices": ("/v1/completions", STEADY | {"prompt": "once upon", "max_tokens": 8, "n": 2}),
     "completions, echo": ("/v1/completions", STEADY | {"prompt": "once upon", "max_tokens": 8, "echo": True}),
