@@ -28,8 +28,8 @@ def gateway(llama: Llama) -> Iterator[Gateway | Direct]:
     elif direct():
         yield Direct(llama.url)
     else:
-        # Asked for usage, llama.cpp moves its timings to the event that is kept from the client: not the same as direct. All its calls
-        # are streams, which stop with their connection: no slot has to be kept.
+        # Asked for usage, llama.cpp moves its timings to the event that is kept from the client: not the same as
+        # direct. All its calls are streams, which stop with their connection: no slot has to be kept.
         ways = 'kind = "llama.cpp"\nask_usage = false\nsettle = "0s"\nslots = 2\nqueue = 16\n'
         upstream = f'[[upstreams]]\nurl = "{llama.url}"\n{ways}'
         with Gateway(config=upstream) as server:

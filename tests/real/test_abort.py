@@ -207,8 +207,8 @@ def test_anthropic_timeout_before_a_whole_answer(claude: anthropic.Anthropic, wo
 
 @pytest.mark.gateway
 def test_a_whole_answer_is_stopped_beside_a_busy_stream(chat: openai.OpenAI, work: Work):
-    """By itself llama.cpp looks after the client of a call without a stream only when nothing else goes on; so the gateway asks it for
-    streams, and puts them together."""
+    """By itself llama.cpp looks after the client of a call without a stream only when nothing else goes on; so the
+    gateway asks it for streams, and puts them together."""
     with chat_stream(chat) as neighbour:
         events = iter(neighbour)
         take(events)
