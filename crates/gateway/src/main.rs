@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use socket2::SockRef;
 use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
-use tidegate::cli::{self, Command, Demo, Exit, FakeUpstream, Output};
+use tidegate::cli::{self, Command, Demo, Exit, Output};
 use tidegate::config::{self, Config, Endpoint, Sources};
 use tidegate::reload::{self, Cause, Watched};
 use tidegate::telemetry;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Ok(Command::HashKey(args)) => cli::hash_key(&args, io::stdin()),
         Ok(Command::Serve(sources)) => serve(sources),
         Ok(Command::Demo(demo)) => run_demo(&demo),
-        Ok(Command::FakeUpstream(fake)) => run_fake_upstream(&fake),
+        Ok(Command::Rig(command)) => run_rig(command),
     };
     // A closed pipe is the reader's choice. Where a gateway ran, one that is not read is so too.
     if !telemetry::log::last_words(&output.stderr, LAST_WORDS) {
@@ -201,21 +201,20 @@ async fn end(gateway: Gateway, again: impl Future<Output = Output>) -> Output {
     }
 }
 
-fn run_fake_upstream(fake: &FakeUpstream) -> Output {
-    let listen = fake.listen;
+/// The judge's commands say themselves what they have to say.
+fn run_rig(command: tidegate_rig::cli::Command) -> Output {
     block_on(async move {
-        let upstream = match tidegate_rig::FakeUpstream::start(
-            listen,
-            tidegate_rig::Script::default(),
-        )
-        .await
-        {
-            Ok(upstream) => upstream,
-            Err(error) => return failed(format!("cannot listen on {listen}: {error}")),
-        };
-        let _ = writeln!(io::stdout(), "fake upstream on http://{}", upstream.addr());
-        let _ = tokio::signal::ctrl_c().await;
-        done()
+        match tidegate_rig::cli::run(command).await {
+            Ok(true) => done(),
+            Ok(false) => Output {
+                exit: Exit::Failed,
+                ..done()
+            },
+            Err(error) => Output {
+                exit: Exit::Usage,
+                ..failed(error)
+            },
+        }
     })
 }
 

@@ -23,6 +23,16 @@ pub struct Truth {
     pub running: u64,
     /// Most calls ever worked on at once.
     pub max_running: u64,
+    /// Of those running, the ones that wait for a slot.
+    pub waiting: u64,
+    /// Most calls that ever waited for a slot at once.
+    pub max_waiting: u64,
+    /// Of those running, the ones whose peer has left.
+    pub unattended: u64,
+    /// Most calls ever running at once whose peer had left.
+    pub max_unattended: u64,
+    /// Of those running, the ones that [`Pages`](crate::script::Pages) hide.
+    pub hidden: u64,
     /// Answered to the end.
     pub ended_complete: u64,
     /// Stopped because the peer closed (FIN).
@@ -39,6 +49,8 @@ pub struct Truth {
     pub tokens: u64,
     /// Tokens generated after the peer had left.
     pub tokens_after_peer_left: u64,
+    /// Tokens of prompts that were worked on.
+    pub prompt_tokens: u64,
     /// Bytes the kernel accepted.
     pub bytes_written: u64,
 }
@@ -187,6 +199,19 @@ impl Book {
     }
 }
 
+/// Counts one in a field of the truth until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted<'a> {
+    ledger: &'a Ledger,
+    which: fn(&mut Truth) -> &mut u64,
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.ledger.edit(|b| *(self.which)(&mut b.truth) -= 1);
+    }
+}
+
 /// The book all connections of one fake upstream write into.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -233,6 +258,11 @@ impl Ledger {
             connections_open: old.connections_open,
             running: old.running,
             max_running: old.running,
+            waiting: old.waiting,
+            max_waiting: old.waiting,
+            unattended: old.unattended,
+            max_unattended: old.unattended,
+            hidden: old.hidden,
             ..Truth::default()
         };
         book.attempts.clear();
@@ -299,11 +329,42 @@ impl Ledger {
         }
     }
 
+    /// Notes that the peer of a running call has left; once a call.
     pub(crate) fn peer_gone(&self, id: u64, how: PeerEnd) {
-        self.note(id, |c| {
-            c.peer_gone_ns = Some(now_ns());
-            c.peer = Some(how);
+        self.edit(|b| {
+            b.truth.unattended += 1;
+            b.truth.max_unattended = b.truth.max_unattended.max(b.truth.unattended);
+            if let Some(call) = b.call(id) {
+                call.peer_gone_ns = Some(now_ns());
+                call.peer = Some(how);
+            }
         });
+    }
+
+    /// Counts a call that waits for a slot until the guard is dropped.
+    pub(crate) fn waits(&self) -> Counted<'_> {
+        let most = |t: &mut Truth| t.max_waiting = t.max_waiting.max(t.waiting);
+        self.counted(|t| &mut t.waiting, most)
+    }
+
+    /// Counts a call that no page shows until the guard is dropped.
+    pub(crate) fn hides(&self) -> Counted<'_> {
+        self.counted(|t| &mut t.hidden, |_| {})
+    }
+
+    fn counted(&self, which: fn(&mut Truth) -> &mut u64, then: fn(&mut Truth)) -> Counted<'_> {
+        self.edit(|b| {
+            *which(&mut b.truth) += 1;
+            then(&mut b.truth);
+        });
+        Counted {
+            ledger: self,
+            which,
+        }
+    }
+
+    pub(crate) fn prompt(&self, tokens: u64) {
+        self.edit(|b| b.truth.prompt_tokens += tokens);
     }
 
     /// Keeps a body as long as there is room.
@@ -350,6 +411,7 @@ impl Ledger {
         self.edit(|b| {
             let t = &mut b.truth;
             t.running -= 1;
+            t.unattended -= u64::from(peer.is_some());
             *match ended {
                 Ended::Complete => &mut t.ended_complete,
                 Ended::PeerFin => &mut t.ended_peer_fin,

@@ -20,7 +20,7 @@ impl Server {
         BufReader::new(child.stdout.take().expect("piped"))
             .read_line(&mut line)
             .expect("a line");
-        let addr = line.trim().rsplit(' ').next().expect("an address");
+        let addr = line.trim().rsplit([' ', '/']).next().expect("an address");
         Self(child, addr.to_owned())
     }
 }

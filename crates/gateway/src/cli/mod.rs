@@ -8,6 +8,8 @@ use std::net::SocketAddr;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use tidegate_rig::cli as rig;
+
 use crate::config::{self, Sources, keys};
 
 pub mod demo;
@@ -32,7 +34,8 @@ pub enum Command {
     Check(Sources),
     Schema,
     HashKey(HashKey),
-    FakeUpstream(FakeUpstream),
+    /// One of the judge's.
+    Rig(rig::Command),
 }
 
 /// What a finished command has to say.
@@ -77,9 +80,9 @@ enum Verb {
     /// Read a client key from standard input and print its line for the configuration
     #[command(after_help = HASH_KEY_HELP)]
     HashKey(HashKey),
-    /// Run the built-in fake upstream alone
-    #[command(after_help = FAKE_HELP)]
-    FakeUpstream(FakeUpstream),
+    /// Serve scripted answers like a model server, and count what really happens
+    #[command(after_help = rig::FAKE_HELP)]
+    FakeUpstream(Box<rig::FakeArgs>),
 }
 
 const SERVE_HELP: &str = "\
@@ -118,10 +121,6 @@ const HASH_KEY_HELP: &str = "\
 Examples:
   openssl rand -hex 24 | tee ci.key | tidegate hash-key
   tidegate hash-key --name ci < ci.key >> tidegate.toml";
-
-const FAKE_HELP: &str = "\
-Examples:
-  tidegate fake-upstream --listen 127.0.0.1:8000";
 
 /// The sources of a configuration. Values are texts here and are checked with the rest of the configuration.
 #[derive(Clone, Debug, Default, Args)]
@@ -189,14 +188,6 @@ pub struct HashKey {
     pub name: Option<String>,
 }
 
-/// Settings of the fake upstream.
-#[derive(Clone, Debug, PartialEq, Eq, Args)]
-pub struct FakeUpstream {
-    /// Address and port
-    #[arg(short, long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
-    pub listen: SocketAddr,
-}
-
 /// Reads the command line; `sources` brings the environment.
 ///
 /// The error of `--help` and `--version` is a text for standard output, see [`Output::from`].
@@ -211,7 +202,7 @@ pub fn parse(
         Verb::Demo(demo) => Command::Demo(demo),
         Verb::Schema => Command::Schema,
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
-        Verb::FakeUpstream(fake) => Command::FakeUpstream(fake),
+        Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
     })
 }
 

@@ -112,15 +112,18 @@ fn lib_names_every_module_that_stands_on_a_floor() {
 }
 
 #[test]
-fn the_judge_is_known_to_the_binary_and_to_tests_only() {
+fn the_judge_is_known_to_the_command_line_and_to_tests_only() {
     let breaches: Vec<_> = gateway()
         .iter()
-        .filter(|file| file.path != "crates/gateway/src/main.rs")
+        .filter(|file| {
+            let path = file.path.as_str();
+            path != "crates/gateway/src/main.rs" && !path.starts_with("crates/gateway/src/cli/")
+        })
         .flat_map(|file| found(file, "tidegate_rig"))
         .collect();
     none(
         &breaches,
-        "tidegate_rig judges the gateway; the library must run without it",
+        "tidegate_rig judges the gateway, which must run without it",
     );
     let own = read("crates/rig/Cargo.toml");
     for ours in [

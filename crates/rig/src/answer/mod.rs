@@ -16,6 +16,14 @@ pub(crate) use plain::{echo, error_body, html, whole};
 use crate::clock::now_secs;
 use crate::script::{Body, ErrorShape, Script, Usage};
 
+/// What is said where no text is given: readable, so that a person who looks
+/// on sees at once where something is missing. Words of about four letters.
+const WORDS: [&str; 32] = [
+    "the", "river", "runs", "past", "a", "mill", "whose", "wheel", "turns", "all", "day", "and",
+    "grinds", "the", "corn", "that", "boats", "bring", "down", "from", "farms", "on", "either",
+    "bank", "until", "the", "water", "falls", "in", "late", "summer", "then",
+];
+
 /// The dialects that stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
@@ -135,17 +143,15 @@ impl<'a> Talk<'a> {
 
     /// Text of step `n`, as the inside of a JSON string.
     pub(crate) fn push_text(&self, n: u64, out: &mut Vec<u8>) {
-        const LETTERS: &[u8; 16] = b"etaoinshrdlucmfw";
         let start = out.len();
         if let Some(text) = &self.script.token_text {
             let quoted = quoted(text);
             out.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
         } else {
+            let length = WORDS.len() as u64;
             out.push(b' ');
-            for i in 1..self.script.token_chars.max(1) {
-                let pick = (n.wrapping_mul(7) + (i as u64).wrapping_mul(5)) & 15;
-                out.push(LETTERS[pick as usize]);
-            }
+            // The remainder is below the length of the list.
+            out.extend_from_slice(WORDS[(n % length) as usize].as_bytes());
         }
         let missing = self.script.event_bytes.saturating_sub(out.len() - start);
         out.resize(out.len() + missing, b'x');

@@ -18,7 +18,7 @@ impl Upstream {
     /// Starts this very program as a fake upstream on a port of its own.
     pub(super) async fn start() -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["fake-upstream", "--listen", "127.0.0.1:0"])
+            .args(["fake-upstream", "--listen", "127.0.0.1:0", "--keep", "0"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -26,7 +26,7 @@ impl Upstream {
         let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).await?;
-        let addr = line.trim().rsplit(' ').next().unwrap_or_default();
+        let addr = line.trim().rsplit('/').next().unwrap_or_default();
         let addr = addr
             .parse()
             .map_err(|_| io::Error::other(format!("the fake upstream says {line:?}")))?;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -11,7 +10,7 @@ use crate::load::{
     slow, storm, streams,
 };
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct LoadArgs {
     #[command(subcommand)]
     scenario: Scenario,
@@ -37,7 +36,7 @@ pub struct LoadArgs {
     bars: BarArgs,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum Scenario {
     /// Closed loop of small calls that are not streamed.
     Calls {
@@ -112,7 +111,7 @@ enum LeaveArg {
 }
 
 /// Bars; a result above one makes the exit code 1.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 struct BarArgs {
     /// Wasted tokens, percent of the planned ones (`0.1%` or `0.1`).
     #[arg(long, global = true, value_parser = percent)]
@@ -164,7 +163,7 @@ impl BarArgs {
     }
 }
 
-pub(super) async fn run(args: LoadArgs) -> io::Result<ExitCode> {
+pub(super) async fn run(args: LoadArgs) -> io::Result<bool> {
     let mut target = Target::new(args.target);
     target.upstream = args.upstream;
     target.pid = args.pid;
@@ -190,7 +189,7 @@ pub(super) async fn run(args: LoadArgs) -> io::Result<ExitCode> {
     for failure in &failures {
         super::complain(&format!("FAILED {failure}"));
     }
-    Ok(ExitCode::from(u8::from(!failures.is_empty())))
+    Ok(failures.is_empty())
 }
 
 fn alive(pid: u32) -> bool {

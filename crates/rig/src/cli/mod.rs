@@ -1,16 +1,20 @@
 //! `rig`: fake upstream, load, bench, and a proxy that must fail.
 
 mod bench;
+mod fake;
 mod load;
+mod words;
+
+pub use fake::{FAKE_HELP, FakeArgs};
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{FakeUpstream, NaiveProxy, Script};
+use crate::NaiveProxy;
 
 /// A fake model server that knows the truth, load for any gateway in front of
 /// it, and the comparison of several.
@@ -22,10 +26,11 @@ struct Cli {
 }
 
 /// The judge's commands; another program can take them into its own.
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Serve scripted answers and count what really happens.
-    FakeUpstream(FakeArgs),
+    #[command(after_help = FAKE_HELP)]
+    FakeUpstream(Box<FakeArgs>),
     /// Put load on a gateway and measure it.
     Load(Box<load::LoadArgs>),
     /// Compare gateways under the same load.
@@ -34,20 +39,7 @@ pub enum Command {
     NaiveProxy(NaiveArgs),
 }
 
-#[derive(Debug, clap::Args)]
-pub struct FakeArgs {
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1:8000")]
-    listen: SocketAddr,
-    /// Default script: JSON text, or @FILE.
-    #[arg(long, default_value = "{}")]
-    script: String,
-    /// Calls kept one by one for /__rig/calls.
-    #[arg(long, default_value_t = 0)]
-    keep: usize,
-}
-
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct NaiveArgs {
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8081")]
@@ -69,7 +61,7 @@ pub fn main() -> ExitCode {
         .build();
     let result = runtime.and_then(|runtime| runtime.block_on(run(cli.command)));
     match result {
-        Ok(code) => code,
+        Ok(held) => ExitCode::from(u8::from(!held)),
         Err(e) => {
             complain(&format!("rig: {e}"));
             ExitCode::from(2)
@@ -77,11 +69,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs one command; load is made on the current runtime, which had better be
-/// a current-thread one.
-pub async fn run(command: Command) -> io::Result<ExitCode> {
+/// Runs one command; whether all bars held. Load is made on the current
+/// runtime, which had better be a current-thread one.
+pub async fn run(command: Command) -> io::Result<bool> {
     match command {
-        Command::FakeUpstream(args) => fake(args).await,
+        Command::FakeUpstream(args) => fake::run(*args).await,
         Command::NaiveProxy(args) => naive(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Load(args) => load::run(*args).await,
@@ -99,28 +91,19 @@ fn say(text: &str) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
 }
 
-fn script(text: &str) -> io::Result<Script> {
-    let text = match text.strip_prefix('@') {
-        Some(file) => std::fs::read_to_string(PathBuf::from(file))?,
-        None => text.to_owned(),
-    };
-    Script::from_json(&text).map_err(|e| io::Error::other(format!("script: {e}")))
+/// Waits for SIGINT or SIGTERM.
+async fn asked_to_end() -> io::Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = term.recv() => Ok(()),
+    }
 }
 
-async fn fake(args: FakeArgs) -> io::Result<ExitCode> {
-    crate::load::raise_descriptors(0)?;
-    let upstream =
-        FakeUpstream::start_keeping(args.listen, script(&args.script)?, args.keep).await?;
-    say(&format!("listening on {}", upstream.addr()))?;
-    tokio::signal::ctrl_c().await?;
-    complain(&serde_json::to_string(&upstream.truth())?);
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn naive(args: NaiveArgs) -> io::Result<ExitCode> {
+async fn naive(args: NaiveArgs) -> io::Result<bool> {
     crate::load::raise_descriptors(0)?;
     let proxy = NaiveProxy::start(args.listen, args.upstream, args.slots).await?;
     say(&format!("listening on {}", proxy.addr()))?;
-    tokio::signal::ctrl_c().await?;
-    Ok(ExitCode::SUCCESS)
+    asked_to_end().await?;
+    Ok(true)
 }

@@ -9,11 +9,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+mod fault;
 mod words;
 
+pub use fault::Fault;
 pub use words::{
     Accept, Body, Compress, End, ErrorShape, Expect, Framing, Interim, LineEnd, Next, OnClose,
-    Piece, Read, Segment, Stall, StallAt, Usage,
+    Pages, Piece, Read, Segment, Stall, StallAt, Usage,
 };
 
 /// Everything the fake upstream can be told to do. All fields have defaults;
@@ -68,9 +70,7 @@ pub struct Script {
     pub pace_ms: f64,
     /// Pause between head and first event.
     pub first_ms: u64,
-    /// Letters per token.
-    pub token_chars: usize,
-    /// Text of each token instead of made-up words.
+    /// Text of each token instead of readable words.
     pub token_text: Option<String>,
     /// Least size of each token's event: the text is padded.
     pub event_bytes: usize,
@@ -148,6 +148,10 @@ pub struct Script {
 
     /// What a close by the peer does to the work.
     pub on_close: OnClose,
+    /// The same for answers in one piece, where it differs.
+    pub on_close_plain: Option<OnClose>,
+    /// Status pages (default script only).
+    pub pages: Pages,
 }
 
 impl Default for Script {
@@ -175,7 +179,6 @@ impl Default for Script {
             tokens: None,
             pace_ms: 0.0,
             first_ms: 0,
-            token_chars: 5,
             token_text: None,
             event_bytes: 0,
             reasoning_tokens: 0,
@@ -213,6 +216,8 @@ impl Default for Script {
             keep_alive_s: None,
             send_buffer: None,
             on_close: OnClose::Stop,
+            on_close_plain: None,
+            pages: Pages::None,
         }
     }
 }

@@ -326,10 +326,41 @@ pub enum OnClose {
     Stop,
     /// It stops so many ms later.
     LateMs(u64),
-    /// It stops after so many more tokens.
+    /// It stops after so many more tokens. One that waits for a slot still
+    /// gets it.
     AfterTokens(u64),
+    /// It stops with the step that is under way: the prompt's, or one token's.
+    /// One that waits for a slot is forgotten at once.
+    Step,
     /// The close is looked for each so many ms.
     PollMs(u64),
-    /// It runs on to its planned end.
+    /// It runs on to its planned end, the connection open all the while.
     Never,
+    /// It looks like one that stops: the connection is closed at once, and
+    /// [`Pages`] show nothing. It runs on to its planned end.
+    Bills,
+}
+
+impl OnClose {
+    /// Tokens made after the peer has left, where that ends the work.
+    pub(crate) fn tokens_left(self) -> Option<u64> {
+        match self {
+            Self::AfterTokens(n) => Some(n),
+            Self::Step => Some(0),
+            _ => None,
+        }
+    }
+}
+
+/// Whose status pages are served beside the control paths.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Pages {
+    /// Nobody's.
+    #[default]
+    None,
+    /// vLLM's `/metrics` and `/health`.
+    Vllm,
+    /// llama.cpp's `/metrics`, `/slots` and `/health`.
+    LlamaCpp,
 }

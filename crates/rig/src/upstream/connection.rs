@@ -1,6 +1,8 @@
 //! One connection: requests one after the other, each with a watch on the peer.
 
+use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::SockRef;
@@ -16,18 +18,39 @@ use crate::answer::Ask;
 use crate::clock::now_ns;
 use crate::http1::{BodyDecoder, Head};
 use crate::script::{Accept, Expect, Next, OnClose, Read, Script};
-use crate::truth::{CallTruth, Ended, PeerEnd};
+use crate::truth::{CallTruth, Counted, Ended, PeerEnd};
 
 /// Counts a connection for as long as it is open.
 struct Open {
     shared: Arc<Shared>,
     number: u64,
     accepted_ns: u64,
+    closed: AtomicBool,
+}
+
+impl Open {
+    /// The connection is closed though its work may run on.
+    fn closed(&self) {
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            self.shared.ledger.connection_closed();
+        }
+    }
+}
+
+impl Open {
+    /// Closes the connection as a server does that has stopped, and hides the
+    /// call for as long as the guard is kept.
+    fn hide(&self, stream: &TcpStream) -> Counted<'_> {
+        // Fails on a socket that was reset; then it is closed already.
+        let _ = SockRef::from(stream).shutdown(Shutdown::Both);
+        self.closed();
+        self.shared.ledger.hides()
+    }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.shared.ledger.connection_closed();
+        self.closed();
     }
 }
 
@@ -36,14 +59,14 @@ struct Running<'a> {
     shared: &'a Shared,
     id: u64,
     ended: Ended,
-    peer: Option<PeerEnd>,
+    gone: &'a Gone,
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.shared
             .ledger
-            .call_ended(self.id, self.ended, self.peer);
+            .call_ended(self.id, self.ended, self.gone.get());
     }
 }
 
@@ -51,6 +74,7 @@ pub(super) async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     let open = Open {
         number: shared.ledger.connection_opened(),
         accepted_ns: now_ns(),
+        closed: AtomicBool::new(false),
         shared,
     };
     // Both only sharpen timing; a socket that refuses them is closed anyway.
@@ -108,7 +132,7 @@ impl Connection {
             Err(NoRequest::Gone(_)) => return false,
             Err(NoRequest::Bad) => return self.unreadable().await,
         };
-        if head.line.contains(" /__rig/") {
+        if control::is_for(&self.open.shared, &head) {
             return self.control(&head).await;
         }
         self.call(head).await
@@ -198,11 +222,12 @@ impl Connection {
             headers: head.headers,
             ..CallTruth::default()
         });
+        let gone = Gone::default();
         let mut running = Running {
             shared: &shared,
             id,
             ended: Ended::BadRequest,
-            peer: None,
+            gone: &gone,
         };
         let (Ok(early), Some(framed)) = (early, framed) else {
             return false;
@@ -220,7 +245,7 @@ impl Connection {
                 note_body(&shared, id, body, false);
                 running.ended = Ended::BadRequest;
                 if let NoRequest::Gone(how) = why {
-                    running.peer = Some(how);
+                    gone.set(how);
                     running.ended = gone_as(how);
                     shared.ledger.peer_gone(id, how);
                 }
@@ -231,6 +256,7 @@ impl Connection {
         head_facts.give(&mut ask);
         note_body(&shared, id, body, early.read == Read::All);
         let work = Work {
+            open: &self.open,
             shared: &shared,
             id,
             ask: &ask,
@@ -368,6 +394,7 @@ fn expected(stream: &TcpStream, facts: &HeadFacts, expect: Expect) -> bool {
 
 /// One call's work, with the watch on its peer.
 struct Work<'a> {
+    open: &'a Open,
     shared: &'a Shared,
     id: u64,
     ask: &'a Ask,
@@ -382,9 +409,10 @@ impl Work<'_> {
             Ok(script) => script,
             Err(why) => Arc::new(refusal(why)),
         };
-        let gone = Gone::default();
-        let pen = Pen::new(stream, &gone, shared, &script, id);
+        let gone = running.gone;
+        let pen = Pen::new(stream, gone, shared, &script, id);
         let mut answer = Answer::new(pen, self.ask);
+        let on_close = answer.on_close();
         let mut read_on = self.read_on;
         let begun = Instant::now();
         let outcome = {
@@ -393,7 +421,7 @@ impl Work<'_> {
                 let seen = |how| shared.ledger.peer_gone(id, how);
                 match read {
                     Read::Head => {
-                        watch_unread(stream, &gone, seen).await;
+                        watch_unread(stream, gone, seen).await;
                         return;
                     }
                     Read::HeadThenBody => {
@@ -401,17 +429,16 @@ impl Work<'_> {
                     }
                     Read::All => {}
                 }
-                watch(stream, buf, &gone, seen).await;
+                watch(stream, buf, gone, seen).await;
             };
             tokio::select! {
                 biased;
                 () = watched => None,
-                () = must_stop(&gone, script.on_close, begun) => None,
+                () = must_stop(gone, on_close, begun, || self.open.hide(stream)) => None,
                 outcome = work => Some(outcome),
             }
         };
-        running.peer = gone.get();
-        let terminal = answer.terminal;
+        let (terminal, stopped) = (answer.terminal, answer.stopped);
         match (outcome, gone.get()) {
             (Some((ended, finish)), None) => {
                 running.ended = ended;
@@ -422,6 +449,10 @@ impl Work<'_> {
                 } else {
                     Finish::Close
                 }
+            }
+            (Some(_), Some(how)) if stopped => {
+                running.ended = gone_as(how);
+                Finish::Close
             }
             (Some((ended, _)), Some(_)) if ended == Ended::Script || terminal => {
                 running.ended = ended;
@@ -486,9 +517,11 @@ async fn finish_body(
     note_body(shared, id, body, whole);
 }
 
-/// Returns when work has to stop because the peer has left.
-async fn must_stop(gone: &Gone, on_close: OnClose, begun: Instant) {
+/// Returns when work has to stop because the peer has left. `hide` makes it
+/// look as if it had stopped, as long as what it returns is kept.
+async fn must_stop<T>(gone: &Gone, on_close: OnClose, begun: Instant, hide: impl FnOnce() -> T) {
     let at = gone.wait().await;
+    let _hidden = (on_close == OnClose::Bills).then(hide);
     match on_close {
         OnClose::Stop => {}
         OnClose::LateMs(ms) => sleep_until(at + Duration::from_millis(ms)).await,
@@ -501,6 +534,8 @@ async fn must_stop(gone: &Gone, on_close: OnClose, begun: Instant) {
             sleep_until(next).await;
         }
         // Counted where tokens are made.
-        OnClose::AfterTokens(_) | OnClose::Never => std::future::pending().await,
+        OnClose::AfterTokens(_) | OnClose::Step | OnClose::Never | OnClose::Bills => {
+            std::future::pending().await
+        }
     }
 }

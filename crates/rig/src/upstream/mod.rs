@@ -148,12 +148,7 @@ impl FakeUpstream {
     /// [`Accept::Refuse`] the listener is closed until a later script opens it
     /// again on the same port.
     pub fn set_default(&self, script: Script) {
-        self.shared
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        self.shared.script.send_replace(Arc::new(script));
+        self.shared.set_default(script);
     }
 
     /// Breaks all open connections in one moment.

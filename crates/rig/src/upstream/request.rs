@@ -102,8 +102,8 @@ pub(super) async fn watch(
 /// Watches a peer from whom nothing is read: only a reset can be seen.
 pub(super) async fn watch_unread(stream: &TcpStream, gone: &Gone, seen: impl Fn(PeerEnd)) {
     let reset = stream.ready(Interest::ERROR).await;
-    if reset.is_err() || reset.is_ok_and(|r| r.is_error()) {
-        gone.set(PeerEnd::Rst);
+    let reset = reset.is_err() || reset.is_ok_and(|r| r.is_error());
+    if reset && gone.set(PeerEnd::Rst) {
         seen(PeerEnd::Rst);
     }
     std::future::pending().await

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::pen::Pen;
@@ -36,6 +37,8 @@ pub(super) struct Answer<'a> {
     head_sent: bool,
     events: u64,
     left_after: u64,
+    /// The work was stopped because the peer had left.
+    pub(super) stopped: bool,
     gzip: Option<GzEncoder<Vec<u8>>>,
     framing: Framing,
 }
@@ -51,6 +54,7 @@ impl<'a> Answer<'a> {
             head_sent: false,
             events: 0,
             left_after: 0,
+            stopped: false,
             gzip: None,
             framing: script.framing,
         }
@@ -67,10 +71,13 @@ impl<'a> Answer<'a> {
             return (Ended::Complete, Finish::Keep(self.script.next));
         }
         let _slot = match &self.pen.shared.slots {
-            // Never closed, so there always is a slot in the end.
-            Some(slots) => slots.acquire().await.ok(),
+            Some(slots) => match self.slot(slots).await {
+                None => return (Ended::Script, Finish::Close),
+                slot => slot,
+            },
             None => None,
         };
+        self.pen.shared.ledger.prompt(script.prompt_tokens);
         self.pause(script.delay_ms).await;
         self.stall(StallAt::Head).await;
         self.interim().await;
@@ -83,6 +90,34 @@ impl<'a> Answer<'a> {
             _ => self.one_piece().await,
         };
         self.end(over.is_ok()).await
+    }
+
+    /// Waits for a slot; none if the work is forgotten meanwhile.
+    async fn slot(&mut self, slots: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+        // Never closed: whoever waits gets a slot in the end.
+        if let Ok(slot) = slots.try_acquire() {
+            return Some(slot);
+        }
+        let _counted = self.pen.shared.ledger.waits();
+        let gone = self.pen.gone;
+        let forgets = self.on_close() == OnClose::Step;
+        tokio::select! {
+            slot = slots.acquire() => slot.ok(),
+            _ = gone.wait(), if forgets => {
+                self.stopped = true;
+                None
+            }
+        }
+    }
+
+    /// How a close is treated, for the kind of answer this is.
+    pub(super) fn on_close(&self) -> OnClose {
+        let script = self.script;
+        let plain = || streamed(&script.body, self.ask).is_none();
+        match script.on_close_plain {
+            Some(on_close) if plain() => on_close,
+            _ => script.on_close,
+        }
     }
 
     async fn refuse(&mut self, status: u16) {
@@ -184,9 +219,10 @@ impl<'a> Answer<'a> {
         let left = self.pen.gone.get().is_some();
         let ledger = &self.pen.shared.ledger;
         if left
-            && let OnClose::AfterTokens(most) = self.script.on_close
+            && let Some(most) = self.on_close().tokens_left()
             && self.left_after + tokens > most
         {
+            self.stopped = true;
             return Err(Over);
         }
         if left {
