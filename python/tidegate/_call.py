@@ -1,0 +1,397 @@
+"""A call: work that has, or waits for, a slot; and the future of its answer."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidegate import _sever
+from tidegate._core import Refusal
+from tidegate._errors import Abandoned, Lost, QueueTimeout, Severed, WaitTimeout, refused
+
+if TYPE_CHECKING:
+    from tidegate._core import Entry
+    from tidegate._limiter import Limiter
+    from tidegate._terms import Sever, Terms
+
+T = TypeVar("T")
+
+log = logging.getLogger("tidegate")
+current: contextvars.ContextVar[Call[Any] | None] = contextvars.ContextVar("tidegate.call", default=None)
+_numbers = itertools.count(1)
+
+_OK, _ERROR, _CANCELLED, _PANICKED = range(4)
+
+
+def current_call() -> Call[Any] | None:
+    """The call whose work the caller is part of. Work that can stop by itself looks at its `left` now and then."""
+    return current.get()
+
+
+class Call(Future[T]):
+    """A `concurrent.futures.Future`, whose slot belongs to the work.
+
+    `cancel()` leaves: a queued call is gone at once, a running one is abandoned and what it waits for is severed.
+    `result(timeout)` that runs out only steps away: the call counts as abandoned until somebody asks again."""
+
+    def __init__(self, limiter: Limiter, terms: Terms, label: str, fn: Callable[[], T] | None) -> None:
+        super().__init__()
+        self.number = next(_numbers)
+        self.label = label
+        self.queued_at = time.monotonic()
+        self.started_at: float | None = None
+        """When its work began, on the clock of `time.monotonic`; as the others."""
+        self.abandoned_at: float | None = None
+        self.ended_at: float | None = None
+        self.limiter = limiter
+        self.thread: int | None = None
+        """The identity of the thread that works for it."""
+        self._terms = terms
+        self._fn = fn
+        self._epoch = limiter.epoch
+        self._context = contextvars.copy_context() if fn is not None else None
+        self._outer = current.get()
+        self._entry: Entry | None = None
+        self._left = False
+        self._ever = False  # whether a waiter has ever left
+        self._gone: threading.Event | None = None  # set when it leaves; made by the first sleep
+
+    # --- what anybody may ask ---
+
+    @property
+    def left(self) -> bool:
+        """Whether its waiter has gone for good."""
+        return self._left
+
+    @property
+    def entry(self) -> Entry | None:
+        """Its part in the ledger."""
+        return self._entry
+
+    @property
+    def sever(self) -> Sever | Callable[[Call[Any]], None]:
+        """What ends its work when its waiter has left."""
+        return self._terms.sever
+
+    @property
+    def outer(self) -> Call[Any] | None:
+        """The call whose work made this one."""
+        return self._outer
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Weight, flow and class, as the ledger has them."""
+        return self._terms.numbers
+
+    @property
+    def deadline(self) -> float | None:
+        """The time for queue and work together, in seconds."""
+        return self._terms.timeout
+
+    @property
+    def started(self) -> bool:
+        """Whether its work has begun, and may have cost something."""
+        return self.started_at is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its work runs and nobody waits for it."""
+        return self._entry is not None and self._entry.abandoned
+
+    @property
+    def age(self) -> float | None:
+        """How long its work has been running, or ran, in seconds."""
+        if self.started_at is None:
+            return None
+        return (self.ended_at or time.monotonic()) - self.started_at
+
+    def cancel(self) -> bool:
+        """Leaves. Whether that kept the work from starting; if not, it is told to end, and holds its slot until
+        it has."""
+        if self.done():
+            return self.cancelled()
+        self._check_epoch()
+        return self.leave()
+
+    def result(self, timeout: float | None = None) -> T:
+        self._await_here(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._await_here(timeout)
+        return super().exception(timeout)
+
+    def leave(self) -> bool:
+        """The waiter has gone for good. Whether nothing of the call has started."""
+        entry = self._entry
+        if entry is None:
+            return False
+        self._left = True
+        how, woken = entry.leave(False)
+        self.limiter.wake(woken)
+        if how == "left":
+            self.limiter.forget(self)
+            self.ended_at = time.monotonic()
+            if super().cancel():
+                self.set_running_or_notify_cancel()
+            return True
+        if how == "abandoned":
+            self._abandoned()
+            if (gone := self._gone) is not None:
+                gone.set()
+            _sever.begin(self)
+        return False
+
+    def sleep(self, seconds: float) -> None:
+        """`time.sleep` for the work of a call, that ends when its waiter leaves: by `Severed`."""
+        gone = self._gone
+        if gone is None:
+            gone = self._gone = threading.Event()  # before the look at `_left`, as `leave` does it the other way about
+        if self._left or gone.wait(seconds):
+            raise Severed("nobody waits for this call any more: it may not sleep on")
+
+    def __repr__(self) -> str:
+        state = "running, abandoned" if self.abandoned else self._state.lower()
+        return f"<Call {self.number} {self.label!r} of {self.limiter!r}: {state}>"
+
+    # --- for the limiter ---
+
+    def offered(self, entry: Entry) -> None:
+        """It has a place in the ledger. Looks whether it has a slot too."""
+        self._entry = entry
+        self.look()
+
+    def take(self, entry: Entry) -> None:
+        """It runs under a slot that another call holds."""
+        self._entry = entry
+
+    def look(self) -> None:
+        """Looks for the slot, and starts with it."""
+        entry = self._entry
+        if entry is None:
+            return  # its offer is being made, and it will look for itself
+        found = entry.start()
+        if found is True:
+            self.limiter.forget(self)
+            self.granted()
+        elif isinstance(found, Refusal):
+            self.refuse(found)
+
+    def granted(self) -> None:
+        """It has its slot."""
+        self.limiter.dispatch(self)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.limiter.forget(self)
+        self.ended_at = time.monotonic()
+        self.settle(None, refused(refusal, self.limiter.name))
+
+    def expire(self) -> None:
+        """Its time in the queue is up."""
+        entry = self._entry
+        if entry is None:
+            return
+        how, woken = entry.expire()
+        self.limiter.wake(woken)
+        if how == "left":
+            self.limiter.forget(self)
+            self.ended_at = time.monotonic()
+            waited = self.ended_at - self.queued_at
+            text = f"no slot came free within {waited:.3g} s, and the work has not started"
+            self.settle(None, QueueTimeout(text))
+        elif how == "granted":
+            self.limiter.forget(self)
+            self.granted()
+
+    def begin(self) -> bool:
+        """Its work begins in this thread. Whether it may."""
+        if self._entry is None or not self._entry.begin():
+            return False
+        self.thread = threading.get_ident()
+        self.started_at = time.monotonic()
+        return self.set_running_or_notify_cancel()
+
+    def work(self) -> None:
+        """Does the work in this thread, which has nothing else to do, and gives the slot back."""
+        value: T | None = None
+        error: BaseException | None = None
+        fn, context = self._fn, self._context
+        assert fn is not None and context is not None
+        self._fn = self._context = None
+        try:
+            value = context.run(self._run, fn)
+        except Severed as severed:
+            error = Abandoned(f"the work of {self.label!r} was ended, as nobody waited for it")
+            error.__cause__ = severed
+        except BaseException as raised:
+            error = raised
+        del fn, context
+        self.end(value, error)
+
+    def _run(self, fn: Callable[[], T]) -> T:
+        current.set(self)
+        return fn()
+
+    def fail(self, error: BaseException) -> None:
+        """It has its slot and cannot begin."""
+        if self._entry is not None and not self.done():
+            self.ended_at = time.monotonic()
+            self.limiter.ended(self, self._entry.finish(_ERROR))
+            self.settle(None, error)
+
+    def end(self, value: T | None, error: BaseException | None) -> None:
+        """The work is over: first the slot goes to the next, then the answer to the waiter."""
+        entry = self._entry
+        if entry is None or self._epoch != self.limiter.epoch:
+            return  # a fork of the process that does the work
+        if self._left and error is not None:
+            outcome = _CANCELLED
+        elif error is None:
+            outcome = _OK
+        else:
+            outcome = _ERROR if isinstance(error, Exception) else _PANICKED
+        self.ended_at = time.monotonic()
+        self.thread = None
+        self._outer = None
+        self.limiter.thread_free()
+        self.limiter.ended(self, entry.finish(outcome))
+        self.settle(value, error)
+        if self._left:
+            self._tell(error)
+
+    def settle(self, value: T | None, error: BaseException | None) -> None:
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)  # type: ignore[arg-type]
+
+    def holds(self, limiter: Limiter) -> bool:
+        """Whether it has a slot of `limiter`, and its work is not over."""
+        return self.limiter is limiter and self._entry is not None and self._entry.begun
+
+    def timed_out(self, timeout: float) -> TimeoutError:
+        """Leaves, as the time for the wait is over, and says how far the call had come."""
+        if self.leave():
+            text = f"no slot came free within {timeout:.3g} s, and the work has not started"
+            return QueueTimeout(text)
+        text = f"no answer within {timeout:.3g} s; the work of {self.label!r} had started"
+        return WaitTimeout(text, self)
+
+    # --- inside ---
+
+    def _await_here(self, timeout: float | None) -> None:
+        """Waits in this thread, and counts as a waiter meanwhile."""
+        if self.done():
+            return
+        self._check_epoch()
+        if self._ever and self._entry is not None and not self._left:
+            if self._entry.come_back():
+                self.abandoned_at = None
+        if timeout is None:
+            return
+        try:
+            super().exception(timeout)
+        except BaseException:
+            if not self.done():
+                self._step_away()
+            raise
+
+    def _step_away(self) -> None:
+        if self._entry is not None and self._entry.begun and not self._left:
+            self._ever = True
+            how, woken = self._entry.leave(True)
+            self.limiter.wake(woken)
+            if how == "abandoned":
+                self._abandoned()
+
+    def _abandoned(self) -> None:
+        if self.abandoned_at is None:
+            self.abandoned_at = time.monotonic()
+
+    def _check_epoch(self) -> None:
+        if self._epoch != self.limiter.epoch:
+            raise Lost("this call was made before a fork: its work is in the parent process")
+
+    def _tell(self, error: BaseException | None) -> None:
+        """What became of work that nobody waits for: else its error would vanish."""
+        since = time.monotonic() - (self.abandoned_at or time.monotonic())
+        if error is None:
+            log.info("abandoned call %r ended %.3f s after its waiter had left", self.label, since)
+        else:
+            log.info("abandoned call %r ended %.3f s after its waiter had left: %r", self.label, since, error)
+        if (hook := self.limiter.on_leftover) is not None:
+            try:
+                hook(self)
+            except Exception:
+                log.exception("on_leftover of %r failed", self.limiter)
+
+
+class Held(Call[None]):
+    """A call whose work is a block of the caller's own code."""
+
+    def __init__(self, limiter: Limiter, terms: Terms, label: str) -> None:
+        super().__init__(limiter, terms, label, None)
+        self.ready: Future[None] = Future()
+        """Done when it has its slot, or never will."""
+        self._token: contextvars.Token[Call[Any] | None] | None = None
+
+    def granted(self) -> None:
+        self.limiter.hold(self)
+        self.ready.set_result(None)
+
+    def settle(self, value: None, error: BaseException | None) -> None:
+        super().settle(value, error)
+        if not self.ready.done():
+            if error is not None:
+                self.ready.set_exception(error)
+            else:
+                self.ready.set_result(None)
+
+    def leave(self) -> bool:
+        left = super().leave()
+        if left and not self.ready.done():
+            self.ready.cancel()
+        return left
+
+    def enter(self) -> None:
+        """The block begins: what it calls is inside the call."""
+        self.ready.result()
+        if not self.begin():
+            raise QueueTimeout("the call had left its queue")
+        self._token = current.set(self)
+
+    def exit(self, error: BaseException | None) -> None:
+        """The block is over."""
+        if self._token is not None:
+            try:
+                current.reset(self._token)
+            except ValueError:
+                pass  # closed in another context, as the loop does with a generator that was not read to its end
+            self._token = None
+        if self.done():
+            return
+        outcome = None if error is None or isinstance(error, GeneratorExit) else error
+        self.end_block(outcome)
+
+    def end_block(self, error: BaseException | None) -> None:
+        """Ends with the error for the count, and none for a reader of the future: the block has raised it itself."""
+        entry = self._entry
+        if entry is None or self._epoch != self.limiter.epoch:
+            return
+        self.ended_at = time.monotonic()
+        self.thread = None
+        self._outer = None
+        if error is None:
+            outcome = _OK
+        elif isinstance(error, Exception):
+            outcome = _ERROR
+        else:
+            outcome = _CANCELLED
+        self.limiter.ended(self, entry.finish(outcome))
+        self.settle(None, None)

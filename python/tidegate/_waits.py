@@ -1,0 +1,87 @@
+"""Waits for a call's end under asyncio and trio, in which the waiter may be cancelled and the call is not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import trio
+
+
+def in_trio() -> bool:
+    """Whether this is a task of trio, by itself or through anyio."""
+    trio = sys.modules.get("trio")
+    return trio is not None and trio.lowlevel.in_trio_task()
+
+
+async def settled(future: Future[Any], timeout: float | None = None) -> bool:
+    """Waits until `future` is done, at most `timeout` seconds; whether it is.
+
+    Cancelling the wait raises as the event loop does it, and does nothing to the future."""
+    if future.done():
+        return True
+    if in_trio():
+        await _settled_in_trio(future, timeout)
+    else:
+        await _settled_in_asyncio(future, timeout)
+    return future.done()
+
+
+async def _settled_in_asyncio(future: Future[Any], timeout: float | None) -> None:
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] | None = loop.create_future()
+
+    def wake() -> None:
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def ended(_: Future[Any]) -> None:
+        if waiter is None:
+            return
+        try:
+            loop.call_soon_threadsafe(wake)
+        except RuntimeError:
+            pass  # the loop is closed, and nobody waits in it
+
+    timer = None if timeout is None else loop.call_later(timeout, wake)
+    future.add_done_callback(ended)
+    try:
+        assert waiter is not None
+        await waiter
+    finally:
+        waiter = None
+        if timer is not None:
+            timer.cancel()
+
+
+async def _settled_in_trio(future: Future[Any], timeout: float | None) -> None:
+    import trio
+
+    task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+    token = trio.lowlevel.current_trio_token()
+
+    def wake() -> None:
+        nonlocal task
+        if task is not None:
+            sleeper, task = task, None
+            trio.lowlevel.reschedule(sleeper)
+
+    def ended(_: Future[Any]) -> None:
+        if task is None:
+            return
+        try:
+            token.run_sync_soon(wake)
+        except trio.RunFinishedError:
+            pass  # nobody waits there
+
+    def abort(_: Any) -> trio.lowlevel.Abort:
+        nonlocal task
+        task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    future.add_done_callback(ended)
+    with trio.move_on_after(float("inf") if timeout is None else timeout):
+        await trio.lowlevel.wait_task_rescheduled(abort)
