@@ -137,6 +137,7 @@ class Call(Future[T]):
         self.limiter.wake(woken)
         if how == "left":
             self.limiter.forget(self)
+            self.limiter.passed_over(self)
             self.ended_at = time.monotonic()
             if super().cancel():
                 self.set_running_or_notify_cancel()

@@ -12,7 +12,7 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from tidegate import _sever, _statistics
-from tidegate._call import Call, current
+from tidegate._call import Call, Held, current
 from tidegate._core import Ledger, Refusal
 from tidegate._drain import DrainReport, adrain, drain, dump
 from tidegate._errors import Reentrant, refused
@@ -353,9 +353,10 @@ class Limiter(Ask):
 
     def dispatch(self, call: Call[Any]) -> None:
         """A call of the pool has its slot."""
+        hire = self._workers.add()
         self._running[call.number] = call
         try:
-            self._workers.take(call)
+            self._workers.take(call, hire)
         except RuntimeError as error:
             call.fail(error)
 
@@ -363,9 +364,13 @@ class Limiter(Ask):
         """A call that needs no thread has its slot."""
         self._running[call.number] = call
 
+    def passed_over(self, call: Call[Any]) -> None:
+        """The call left when it had its slot and had not begun. Said by whoever finds it first."""
+        if self._running.pop(call.number, None) is not None and not isinstance(call, Held):
+            self._workers.done()
+
     def forget(self, call: Call[Any]) -> None:
-        """The call is not queued any more, or has left with a slot that it had not begun to use."""
-        self._running.pop(call.number, None)
+        """The call is not queued any more."""
         if self._queued.pop(call.number, None) is not None and self.queue_timeout is not None:
             _timer.clear(call)
         self._look_idle()

@@ -31,11 +31,15 @@ class Workers:
     def threads(self) -> int:
         return self._crew.threads
 
-    def take(self, call: Call[Any]) -> None:
-        """Works the call off. The call has its slot.
+    def add(self) -> bool:
+        """Counts one more call. Whether it needs a new thread."""
+        return self._crew.add()
+
+    def take(self, call: Call[Any], hire: bool) -> None:
+        """Works off the call, which has its slot and was counted.
 
         Raises RuntimeError if the system gives no thread; the call has not started then."""
-        if not self._crew.add():
+        if not hire:
             self._jobs.put(call)
             return
         name = f"{self._name}-{next(self._numbers)}"
@@ -51,7 +55,7 @@ class Workers:
             if call.begin():
                 call.work()
             else:
-                self.done()  # it had left before
+                call.limiter.passed_over(call)
             call = None  # an idle thread keeps nothing alive
             call = self._next()
 
