@@ -55,20 +55,22 @@ struct Holding {
     tenure: Arc<Tenure>,
     /// None if its waiter is gone, or the slot is another call's.
     waiter: Option<Waiter>,
-    /// The slot is another call's, which lent it.
-    borrowed: bool,
+    /// Whether a call that it makes itself is under its slot now.
+    lends: Arc<AtomicBool>,
+    /// That of the call it is made by, if it has its slot from there.
+    borrows: Option<Arc<AtomicBool>>,
 }
 
-/// A slot, and whether its owner has lent it to a call that it makes itself.
+/// A slot, and the calls that are under it: its owner, and those that the owner's work makes itself.
 #[derive(Debug)]
 struct Tenure(Mutex<Lease>);
 
 #[derive(Debug)]
 struct Lease {
     slot: Option<Slot>,
-    lent: bool,
+    calls: usize,
     /// How the owner's work ended, once it has.
-    ended: Option<Ended>,
+    ended: Ended,
 }
 
 // === impl Refusal ===
@@ -97,63 +99,50 @@ impl From<Refused> for Refusal {
     }
 }
 
-// === impl Tenure ===
-
-impl Tenure {
-    fn new(slot: Slot) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Lease {
-            slot: Some(slot),
-            lent: false,
-            ended: None,
-        })))
-    }
-
-    /// The owner's work is over. A slot that is lent is kept until the borrower's is over too.
-    fn end(&self, ended: Ended) {
-        let mut lease = lock(&self.0);
-        lease.ended = Some(ended);
-        if !lease.lent
-            && let Some(slot) = lease.slot.take()
-        {
-            slot.finish(ended);
-        }
-    }
-
-    fn lend(&self) -> bool {
-        let mut lease = lock(&self.0);
-        let may = !lease.lent && lease.ended.is_none();
-        lease.lent |= may;
-        may
-    }
-
-    fn give_back(&self) {
-        let mut lease = lock(&self.0);
-        lease.lent = false;
-        if let Some(ended) = lease.ended
-            && let Some(slot) = lease.slot.take()
-        {
-            slot.finish(ended);
-        }
-    }
-}
-
 // === impl Holding ===
 
 impl Holding {
     fn new(started: Started) -> Self {
         Self {
-            tenure: Tenure::new(started.slot),
+            tenure: Arc::new(Tenure(Mutex::new(Lease {
+                slot: Some(started.slot),
+                calls: 1,
+                ended: Ended::Ok,
+            }))),
             waiter: Some(started.waiter),
-            borrowed: false,
+            lends: Arc::default(),
+            borrows: None,
         }
     }
 
-    fn end(self, ended: Ended) {
-        if self.borrowed {
-            self.tenure.give_back();
-        } else {
-            self.tenure.end(ended);
+    /// For a call that this one's work makes itself. One at a time.
+    fn lend(&self) -> Option<Self> {
+        if self.lends.swap(true, Ordering::AcqRel) {
+            return None;
         }
+        lock(&self.tenure.0).calls += 1;
+        Some(Self {
+            tenure: self.tenure.clone(),
+            waiter: None,
+            lends: Arc::default(),
+            borrows: Some(self.lends.clone()),
+        })
+    }
+
+    /// The work is over. The slot is given back when that of all calls under it is.
+    fn end(self, ended: Ended) {
+        let mut lease = lock(&self.tenure.0);
+        match &self.borrows {
+            Some(lends) => lends.store(false, Ordering::Release),
+            None => lease.ended = ended,
+        }
+        lease.calls -= 1;
+        if lease.calls == 0
+            && let Some(slot) = lease.slot.take()
+        {
+            slot.finish(lease.ended);
+        }
+        drop(lease);
         if let Some(waiter) = self.waiter {
             waiter.done();
         }
@@ -329,13 +318,9 @@ impl Entry {
         let State::Running(holding) = &*state else {
             return None;
         };
-        holding.tenure.lend().then(|| Self {
+        Some(Self {
             number,
-            state: Mutex::new(State::Granted(Holding {
-                tenure: holding.tenure.clone(),
-                waiter: None,
-                borrowed: true,
-            })),
+            state: Mutex::new(State::Granted(holding.lend()?)),
             severed: AtomicBool::new(false),
             woken: self.woken.clone(),
         })

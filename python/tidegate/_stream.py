@@ -39,22 +39,23 @@ class Stream(Generic[T]):
         self._reader: Generator[T] | AsyncGenerator[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
-        reader = self._reader = self._read()
-        return reader
+        # Not kept here: a reader that nobody holds any more is closed at once.
+        return self._read()
 
     def __aiter__(self) -> AsyncIterator[T]:
-        reader = self._reader = self._aread() if self._is_asynchronous() else self._pumped()
-        return reader
+        return self._aread() if self._is_asynchronous() else self._pumped()
 
     def __enter__(self) -> Iterator[T]:
-        return self.__iter__()
+        reader = self._reader = self._read()
+        return reader
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(self._reader, Generator):
             self._reader.close()
 
     async def __aenter__(self) -> AsyncIterator[T]:
-        return self.__aiter__()
+        reader = self._reader = self._aread() if self._is_asynchronous() else self._pumped()
+        return reader
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -23,6 +24,7 @@ class Workers:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process = os.getpid()
         self._crew = Crew()
         self._jobs: SimpleQueue[Call[Any]] = SimpleQueue()
         self._numbers = itertools.count(1)
@@ -57,6 +59,8 @@ class Workers:
             else:
                 call.limiter.passed_over(call)
             call = None  # an idle thread keeps nothing alive
+            if os.getpid() != self._process:
+                return  # the work has forked, and this is the child
             call = self._next()
 
     def _next(self) -> Call[Any] | None:

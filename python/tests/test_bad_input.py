@@ -1,0 +1,425 @@
+"""What is asked for wrongly, at the wrong time or in the wrong place: a clear exception each, and no deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import tidegate
+from server import until
+from work import balanced, blocking, idle, raising
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"limit": 0}, ValueError, "limit must be at least 1, not 0: a limit of 0 would never start anything"),
+        ({"limit": -3}, ValueError, "limit must be at least 1"),
+        ({"limit": "8"}, TypeError, "limit must be a whole number of calls, not '8'"),
+        ({"limit": 2.5}, TypeError, "limit must be a whole number"),
+        ({"limit": True}, TypeError, "limit must be a whole number"),
+        ({"limit": None}, TypeError, "limit must be a whole number"),
+        ({"limit": 1 << 40}, ValueError, "limit must be at most 16777216"),
+        ({"limit": 1, "queue": -1}, ValueError, "queue must be at least 0"),
+        ({"limit": 1, "queue": "many"}, TypeError, "queue must be a whole number"),
+        ({"limit": 4, "hard_limit": 3}, ValueError, "hard_limit 3 is below limit 4"),
+        ({"limit": 1, "queue_timeout": "5s"}, TypeError, "queue_timeout must be a number of seconds"),
+        ({"limit": 1, "queue_timeout": -1}, ValueError, "queue_timeout must be between 0"),
+        ({"limit": 1, "queue_timeout": float("nan")}, ValueError, "queue_timeout must be between 0"),
+        ({"limit": 1, "target_delay": "x"}, TypeError, "target_delay must be a number"),
+        ({"limit": 1, "flow_limit": 0}, ValueError, "flow_limit must be at least 1"),
+        ({"limit": 1, "sever": "threads"}, ValueError, "sever must be 'sockets', 'off' or a function"),
+        ({"limit": 1, "on_leftover": 5}, TypeError, "on_leftover must be a function"),
+    ],
+)
+def test_settings(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        tidegate.Limiter(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("terms", "error", "text"),
+    [
+        ({"timeout": "1"}, TypeError, "timeout must be a number of seconds"),
+        ({"timeout": -1}, ValueError, "timeout must be between 0"),
+        ({"weight": 0}, ValueError, "weight must be at least 1"),
+        ({"priority": "urgent"}, ValueError, "priority must be 'high', 'normal' or 'low'"),
+        ({"sever": "x"}, ValueError, "sever must be"),
+        ({"flow": []}, TypeError, "unhashable"),
+    ],
+)
+def test_terms(terms: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        tidegate.Limiter(1).ask(**terms)
+
+
+def test_a_bad_limit_leaves_the_old_one() -> None:
+    limiter = tidegate.Limiter(3)
+    for bad in (0, "7", None):
+        with pytest.raises((TypeError, ValueError)):
+            limiter.limit = bad  # type: ignore[assignment]
+    assert limiter.limit == 3 and limiter.statistics().total_tokens == 3
+
+
+def test_what_is_no_blocking_function() -> None:
+    limiter = tidegate.Limiter(1)
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(TypeError, match="is a coroutine function: hold a slot around it"):
+        limiter.submit(coroutine)
+    with pytest.raises(TypeError, match="a function is needed, not 5"):
+        limiter.submit(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is asynchronous: read it with `async for`"):
+        list(limiter.stream(coroutine))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        limiter.submit(lambda: 1, no=2).result(5)  # type: ignore[call-arg]
+    idle(limiter)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), StopIteration(1)])
+def test_work_that_raises_what_is_no_exception(error: BaseException) -> None:
+    limiter = tidegate.Limiter(1)
+    for _ in range(3):
+        call = limiter.submit(raising(error))
+        assert call.exception(5) is error
+    assert limiter.threads == 1  # none of them ended the thread
+    with pytest.raises(type(error)):
+        limiter.call(raising(error))
+    idle(limiter)
+    outcomes = limiter.statistics().finished_by_outcome
+    assert outcomes["panicked" if not isinstance(error, Exception) else "error"][0] >= 3
+
+
+def test_calls_from_inside_the_work_run_under_its_slot() -> None:
+    """A limit of one, no queue: a second slot would never come."""
+    limiter = tidegate.Limiter(1, queue=0)
+
+    def inner(value: int) -> int:
+        assert limiter.statistics().borrowed_tokens == 1
+        return value
+
+    def outer() -> list[int]:
+        answers = [limiter.call(inner, 1), limiter.submit(inner, 2).result(5), limiter.ask(timeout=5).call(inner, 3)]
+        with limiter.slot():
+            answers.append(inner(4))
+        answers.append(asyncio.run(limiter.run(inner, 5)))
+        answers.append(limiter.submit(lambda: limiter.submit(inner, 6).result(5)).result(5))
+        return answers
+
+    assert limiter.submit(outer).result(10) == [1, 2, 3, 4, 5, 6]
+    assert limiter.call(outer) == [1, 2, 3, 4, 5, 6]
+    assert limiter.statistics().started == 2
+    idle(limiter)
+
+
+def test_two_calls_at_once_from_inside_the_work_are_refused() -> None:
+    limiter = tidegate.Limiter(1, queue=5)
+    with blocking() as work:
+
+        def outer() -> None:
+            first = limiter.submit(work)
+            with pytest.raises(tidegate.Reentrant, match="make them one after the other"):
+                limiter.submit(work)
+            work.release.set()
+            first.result(5)
+            limiter.submit(int).result(5)
+
+        limiter.submit(outer).result(10)
+    idle(limiter)
+
+
+def test_a_call_from_inside_that_outlives_the_work_keeps_its_slot() -> None:
+    limiter = tidegate.Limiter(1, queue=1)
+    with blocking() as work:
+        inner: list[tidegate.Call[Any]] = []
+        limiter.submit(lambda: inner.append(limiter.submit(work))).result(5)
+        queued = limiter.submit(int)
+        until(lambda: work.active)
+        assert not queued.done() and limiter.statistics().running == 1
+        work.release.set()
+        assert queued.result(5) == 0
+    idle(limiter)
+
+
+def test_a_task_made_in_a_slot_that_is_over_asks_for_its_own() -> None:
+    limiter = tidegate.Limiter(1, queue=0)
+
+    async def main() -> None:
+        async def later() -> int:
+            await asyncio.sleep(0.01)
+            return await limiter.run(lambda: 7)
+
+        async with limiter.slot():
+            task = asyncio.ensure_future(later())
+        assert await task == 7
+
+    asyncio.run(main())
+    assert limiter.statistics().started == 2
+
+
+def test_use_after_close() -> None:
+    limiter = tidegate.Limiter(1)
+    limiter.close()
+    for use in (
+        lambda: limiter.submit(int),
+        lambda: limiter.call(int),
+        lambda: limiter.slot().__enter__(),
+        lambda: list(limiter.stream([1])),
+        lambda: asyncio.run(limiter.run(int)),
+        lambda: limiter.executor().submit(int),
+        lambda: limiter.wrap(int)(),
+    ):
+        with pytest.raises(tidegate.Closed, match="the limiter is closed") as caught:
+            use()
+        assert not caught.value.started
+    assert limiter.drain(0).clean and limiter.statistics().rejected_by_reason["closed"] == 7
+    limiter.limit = 5
+    balanced(limiter)
+
+
+def test_a_slot_is_held_once() -> None:
+    limiter = tidegate.Limiter(2)
+    slot = limiter.slot()
+    with slot:
+        with pytest.raises(RuntimeError, match="is held already"):
+            slot.__enter__()
+    with slot:
+        pass
+    idle(limiter)
+
+
+def test_an_event_loop_that_ends_before_the_work() -> None:
+    limiter = tidegate.Limiter(1)
+    with blocking() as work:
+
+        async def main() -> None:
+            asyncio.ensure_future(limiter.run(work))
+            while not work.active:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(main())
+        assert limiter.statistics().abandoned == 1
+    idle(limiter)
+
+
+def test_a_coroutine_that_is_collected_unfinished_leaves() -> None:
+    limiter = tidegate.Limiter(1)
+    with blocking() as work:
+        loop = asyncio.new_event_loop()
+        coroutine = limiter.run(work)
+        loop.call_soon(lambda: None)
+
+        async def step() -> None:
+            coroutine.send(None)
+
+        loop.run_until_complete(step())
+        until(lambda: work.active)
+        coroutine.close()
+        loop.close()
+        assert limiter.statistics().abandoned == 1
+    idle(limiter)
+
+
+def test_a_hundred_thousand_cancelled_entries_hold_no_memory() -> None:
+    count = 100_000
+    limiter = tidegate.Limiter(1, queue=count, queue_timeout=3600)
+    with blocking() as work:
+        running = limiter.submit(work)
+        until(lambda: running.started)
+        for _ in range(100):  # what is made once
+            limiter.submit(work, bytes(64)).cancel()
+        gc.collect()
+        before, blocks = _resident(), sys.getallocatedblocks()
+        queued = [limiter.submit(work, bytes(64)) for _ in range(count)]
+        full = _resident()
+        assert limiter.statistics().tasks_waiting == count
+        for call in queued:
+            assert call.cancel()
+        del queued, call
+        gc.collect()
+        held = sys.getallocatedblocks() - blocks
+        assert limiter.statistics().tasks_waiting == 0
+        print(f"resident: {before >> 20} MB, {full >> 20} MB with {count} queued, {_resident() >> 20} MB after")
+        assert held < count / 20, f"{held} blocks of memory are held for nobody"
+        assert work.started == 1
+    idle(limiter)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- in a process of its own ---
+
+
+def run(program: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout)
+
+
+def test_a_fork_begins_with_an_empty_limiter() -> None:
+    done = run("""
+import os, threading, tidegate
+limiter = tidegate.Limiter(1, queue=1)
+release = threading.Event()
+call, queued = limiter.submit(release.wait), limiter.submit(int)
+while not call.started: pass
+if (child := os.fork()) == 0:
+    assert limiter.statistics().borrowed_tokens == 0 and limiter.statistics().tasks_waiting == 0
+    assert limiter.submit(pow, 2, 3).result(5) == 8
+    for old in (call, queued):
+        for use in (old.result, old.cancel, old.exception):
+            try:
+                use()
+            except tidegate.Lost as lost:
+                assert "in the parent process" in str(lost)
+            else:
+                raise SystemExit("no error")
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert limiter.statistics().borrowed_tokens == 1
+release.set()
+assert queued.result(5) == 0
+print("ok")
+""")
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_fork_from_inside_the_work() -> None:
+    done = run("""
+import os, tidegate
+limiter = tidegate.Limiter(1, queue=1)
+def work():
+    if (child := os.fork()) == 0:
+        limiter.submit(pow, 2, 3).result(5)
+        os._exit(9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def returns():
+    return os.getpid(), os.fork()
+assert limiter.submit(work).result(10) == 9
+here, child = limiter.submit(returns).result(10)
+if os.getpid() == here:
+    assert os.waitpid(child, 0)[1] == 0
+    print("ok")
+""")
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_subinterpreter_is_told_where_to_go() -> None:
+    done = run("""
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+number = interpreters.create()
+text = '''
+try:
+    import tidegate
+except ImportError as error:
+    print(error)
+'''
+interpreters.run_string(number, text) if hasattr(interpreters, "run_string") else interpreters.exec(number, text)
+""")
+    assert "tidegate does not work in a subinterpreter" in done.stdout, (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "leftover",
+    [
+        "limiter.submit(threading.Event().wait)",
+        "asyncio.run(leave())",
+        "threading.Thread(target=limiter.call, args=(threading.Event().wait,), daemon=True).start()",
+        "limiter.ask(timeout=0.01).call(threading.Event().wait)",
+        "asyncio.run(default())",
+    ],
+)
+def test_exit_never_hangs_and_names_what_is_left(leftover: str) -> None:
+    done = run(f"""
+import asyncio, contextlib, threading, time, tidegate
+limiter = tidegate.Limiter(1, queue=5, name="models")
+async def leave():
+    await asyncio.wait_for(limiter.run(threading.Event().wait), 0.05)
+async def default():
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(limiter.executor())
+    await asyncio.wait_for(asyncio.to_thread(threading.Event().wait), 0.05)
+with contextlib.suppress(Exception, asyncio.TimeoutError):
+    {leftover}
+while not limiter.statistics().running: time.sleep(0.001)
+limiter.submit(print, "never printed")
+""")
+    assert done.returncode == 0 and done.stdout == ""
+    assert "tidegate: <Limiter 'models' 1> leaves 1 call running at exit:\n  call 1 " in done.stderr, done.stderr
+
+
+def test_exit_in_the_middle_of_much_work() -> None:
+    """Threads that the interpreter ends while they work, sleep and give slots back: no crash, no hang."""
+    for _ in range(5):
+        done = run("""
+import sys, threading, time, tidegate
+limiter = tidegate.Limiter(8, queue=1000)
+def work():
+    time.sleep(0.0005)
+def feed():
+    while True:
+        try:
+            limiter.submit(work).cancel()
+            limiter.submit(work)
+        except tidegate.Rejected:
+            pass
+for _ in range(4):
+    threading.Thread(target=feed, daemon=True).start()
+time.sleep(0.15)
+sys.exit(5)
+""")
+        assert done.returncode == 5, done.stderr
+        assert "Fatal" not in done.stderr and "panick" not in done.stderr
+
+
+def test_the_fixture_fails_a_test_that_leaves_work_running(tmp_path: Any) -> None:
+    (tmp_path / "test_it.py").write_text("""
+import threading, tidegate
+limiter = tidegate.Limiter(2)
+def test_leaves(no_leftovers):
+    limiter.submit(threading.Event().wait)
+def test_ends(no_leftovers):
+    limiter.submit(threading.Event().wait, 0.01)
+def test_unwatched():
+    limiter.submit(int)
+""")
+    options = ["-p", "no:cacheprovider"]
+    plugin = [] if _installed() else ["-p", "tidegate.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", *options, *plugin, "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "3 passed, 1 error" in done.stdout and "the test left 1 of its calls running" in done.stdout, done.stdout
+    done = subprocess.run([*command, "-o", "tidegate_no_leftovers=true", "-k", "leaves"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+
+
+def _installed() -> bool:
+    from importlib.metadata import entry_points
+
+    return any(entry.value == "tidegate.pytest_plugin" for entry in entry_points(group="pytest11"))
+
+
+def test_threads_that_are_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = tidegate.Limiter(1)
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        call = limiter.submit(int)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            call.result(5)
+    assert limiter.submit(int).result(5) == 0
+    idle(limiter)
