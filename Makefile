@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js clean
+.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,12 +50,16 @@ setup: ## Installs what the tests need: Debian packages, a Python environment, n
 lint: ## Format and lints, Rust and Python
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
-	.cache/venv/bin/ruff check tests
-	.cache/venv/bin/ruff format --check tests
+	$(CARGO) fmt --manifest-path python/Cargo.toml --check
+	CARGO_TARGET_DIR="$(TARGET)" $(CARGO) clippy --manifest-path python/Cargo.toml --all-targets --locked -- -D warnings
+	.cache/venv/bin/ruff check tests python
+	.cache/venv/bin/ruff format --check tests python
+	cd python && $(CURDIR)/.cache/venv-python/bin/mypy
+	cd python && $(CURDIR)/.cache/venv-python/bin/pyright --pythonpath $(CURDIR)/.cache/venv-python/bin/python
 
 fmt: ## Formats Rust and Python in place
-	$(CARGO) fmt --all
-	.cache/venv/bin/ruff check --fix --quiet tests; .cache/venv/bin/ruff format tests
+	$(CARGO) fmt --all; $(CARGO) fmt --manifest-path python/Cargo.toml
+	.cache/venv/bin/ruff check --fix --quiet tests python; .cache/venv/bin/ruff format tests python
 
 deps: ## Licences, duplicates and origins of the crates, as deny.toml says
 	@python3 -m doctest tests/deps.py
@@ -87,6 +91,15 @@ real-old: build ## The same calls with the SDKs' generation before
 js: build ## The npm SDKs against the gateway
 	@cd tests && ../.cache/venv/bin/python -m support.stack --cwd real/js -- \
 	  timeout 600 node --test --test-force-exit --test-concurrency=1 --test-timeout=240000 --test-reporter=spec
+
+python: wheel ## The Python package, installed from its wheel, against the libraries that it works with
+	.cache/venv-python/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .cache/wheels/tidegate-*.whl
+	cd python/tests && $(CURDIR)/.cache/venv-python/bin/python -m pytest -c ../pyproject.toml .
+
+wheel: build ## The Python package with the gateway in it, as .cache/wheels/tidegate-*.whl
+	rm -rf .cache/wheels
+	TIDEGATE_BIN="$(abspath $(TARGET))/release/tidegate" CARGO_TARGET_DIR="$(abspath $(TARGET))" .cache/venv-python/bin/pip wheel \
+	  --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .cache/wheels ./python
 
 clean: ## Removes what was built, installed and logged here
 	rm -rf target .cache tests/real/js/node_modules

@@ -14,10 +14,12 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The workspace, and the extension module of the Python package beside it.
+MANIFESTS = ("Cargo.toml", "python/Cargo.toml")
 
 
-def metadata(policy: dict) -> dict:
-    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+def metadata(policy: dict, manifest: str) -> dict:
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--manifest-path", manifest]
     for target in policy["graph"]["targets"]:
         command += ["--filter-platform", target]
     if policy["graph"].get("all-features"):
@@ -75,10 +77,11 @@ def covers(skip: tuple[str, ...], name: str, version: str) -> bool:
     return name == skip[0] and (len(skip) == 1 or f"{version}.".startswith(f"{skip[1]}."))
 
 
-def faults(policy: dict, graph: dict) -> list[str]:
+def faults(policy: dict, graph: dict, manifest: str) -> list[str]:
     resolved = {node["id"] for node in graph["resolve"]["nodes"]}
     packages = [package for package in graph["packages"] if package["id"] in resolved]
-    ours = set(graph["workspace_members"])
+    ours = {package["id"] for package in packages if Path(package["manifest_path"]).is_relative_to(ROOT / "crates")}
+    ours |= set(graph["workspace_members"])
     found = []
 
     licences = set(policy["licenses"]["allow"])
@@ -109,17 +112,17 @@ def faults(policy: dict, graph: dict) -> list[str]:
         left = {version for version in several if not any(covers(skip, name, version) for skip in skips)}
         if len(several) > 1 and len(left) > 1:
             found.append(f"{name}: versions {', '.join(sorted(several))}")
-    for skip in skips:
+    for skip in skips if manifest == MANIFESTS[0] else ():
         several = versions[skip[0]]
         if len(several) < 2 or not any(covers(skip, skip[0], version) for version in several):
             found.append(f"deny.toml skips {'@'.join(skip)} without need")
-    print(f"{len(packages) - len(ours)} crates from others")
+    print(f"{manifest}: {len(packages) - len(ours)} crates from others")
     return found
 
 
 def main() -> int:
     policy = tomllib.loads((ROOT / "deny.toml").read_text())
-    found = faults(policy, metadata(policy))
+    found = [fault for manifest in MANIFESTS for fault in faults(policy, metadata(policy, manifest), manifest)]
     print("\n".join(found) or "dependencies are as deny.toml says")
     return 1 if found else 0
 

@@ -43,6 +43,7 @@ venv() { # FOLDER REQUIREMENTS
 mkdir -p .cache
 venv .cache/venv tests/real/requirements.txt
 venv .cache/venv-old tests/real/requirements-old.txt
+venv .cache/venv-python python/tests/requirements.txt
 
 js=tests/real/js
 if ! up_to_date "$js/node_modules/installed.json" "$js/package-lock.json"; then

@@ -14,7 +14,10 @@ JSON_ANSWER = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"finish_reason":"stop",'
     b'"message":{"role":"assistant","content":"hello"}}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
 )
-EVENT = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+EVENT = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+)
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
@@ -30,8 +33,8 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 class Server:
     """`modes` are used up one a request, the last one stays:
 
-    answer: a whole chat completion. drip: whole answer, a byte every 10 ms, without end. events: an event stream without
-    end. three: an event stream of three events. hang: nothing. error: 500. part: a head and nothing more."""
+    answer: a whole chat completion. drip: a whole answer, a byte every 10 ms, without end. events: an event stream
+    without end. three: an event stream of three events. hang: nothing. error: 500. part: a head and nothing more."""
 
     def __init__(self, *modes: str, tls: ssl.SSLContext | None = None) -> None:
         self.modes = list(modes) or ["answer"]
@@ -124,7 +127,9 @@ class Server:
 
     def _three(self, connection: socket.socket) -> None:
         connection.sendall(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + EVENT * 3 + b"data: [DONE]\n\n"
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+            + EVENT * 3
+            + b"data: [DONE]\n\n"
         )
         connection.close()
 
@@ -136,7 +141,7 @@ class Server:
                 try:
                     if connection.recv(1) == b"":
                         break
-                except (TimeoutError, socket.timeout, ssl.SSLWantReadError):
+                except (TimeoutError, ssl.SSLWantReadError):
                     if drop:
                         connection.settimeout(5)
                         connection.sendall(drop)

@@ -11,9 +11,10 @@ import threading
 from typing import Any
 
 import pytest
-import tidegate
 from server import until
 from work import balanced, blocking, idle, raising
+
+import tidegate
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,9 @@ def test_what_is_no_blocking_function() -> None:
     idle(limiter)
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), StopIteration(1)])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), StopIteration(1)]
+)
 def test_work_that_raises_what_is_no_exception(error: BaseException) -> None:
     limiter = tidegate.Limiter(1)
     for _ in range(3):
@@ -397,10 +400,23 @@ def test_unwatched():
 """)
     options = ["-p", "no:cacheprovider"]
     plugin = [] if _installed() else ["-p", "tidegate.pytest_plugin"]
-    command = [sys.executable, "-m", "pytest", *options, *plugin, "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *options,
+        *plugin,
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "3 passed, 1 error" in done.stdout and "the test left 1 of its calls running" in done.stdout, done.stdout
-    done = subprocess.run([*command, "-o", "tidegate_no_leftovers=true", "-k", "leaves"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*command, "-o", "tidegate_no_leftovers=true", "-k", "leaves"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
 
 

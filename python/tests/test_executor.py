@@ -7,9 +7,10 @@ import concurrent.futures
 import threading
 
 import pytest
-import tidegate
 from server import until
 from work import blocking, idle
+
+import tidegate
 
 
 def test_it_is_a_pool_for_loop_and_libraries() -> None:

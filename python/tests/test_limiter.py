@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import pytest
-import tidegate
 import trio
 from server import until
 from work import Work, balanced, blocking, idle, raising
+
+import tidegate
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -31,7 +32,12 @@ def test_run_returns_and_raises_what_the_function_does(backend: str) -> None:
 
     anyio.run(main, backend=backend)
     now = limiter.statistics()
-    assert (now.started, now.finished, now.finished_by_outcome["ok"], now.finished_by_outcome["error"]) == (3, 3, (2, 0), (1, 0))
+    assert (now.started, now.finished, now.finished_by_outcome["ok"], now.finished_by_outcome["error"]) == (
+        3,
+        3,
+        (2, 0),
+        (1, 0),
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

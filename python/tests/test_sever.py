@@ -23,11 +23,12 @@ import httpx2
 import openai
 import pytest
 import requests
-import tidegate
 import trustme
 import urllib3
 from server import Server, serving, until
 from work import blocking, idle
+
+import tidegate
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -493,7 +494,9 @@ def test_a_thousand_openai_calls_that_time_out() -> None:
             async with gate:
                 before = len(server.requests)
                 task = asyncio.ensure_future(
-                    limiter.ask(timeout=0.03, label="chat").run(client.chat.completions.create, model="m", messages=MESSAGES)
+                    limiter.ask(timeout=0.03, label="chat").run(
+                        client.chat.completions.create, model="m", messages=MESSAGES
+                    )
                 )
                 try:
                     await task
@@ -511,14 +514,24 @@ def test_a_thousand_openai_calls_that_time_out() -> None:
         asyncio.run(main())
         until(lambda: server.active == 0)
         assert len(ends) == count
-        assert len(server.requests) <= count  # a call may have been left before its request was sent; none was sent twice
+        assert (
+            len(server.requests) <= count
+        )  # a call may have been left before its request was sent; none was sent twice
         assert len(server.closed) == len(server.requests)
         assert limiter.threads <= 8
         client.close()
         open_sockets = [path for path in Path("/proc/self/fd").iterdir() if _is_socket_to(path, server.port)]
         assert len(open_sockets) <= 1  # the server's own
         ends.sort()
-        print(json.dumps({"median_ms": ends[count // 2] * 1e3, "p99_ms": ends[count * 99 // 100] * 1e3, "most_ms": ends[-1] * 1e3}))
+        print(
+            json.dumps(
+                {
+                    "median_ms": ends[count // 2] * 1e3,
+                    "p99_ms": ends[count * 99 // 100] * 1e3,
+                    "most_ms": ends[-1] * 1e3,
+                }
+            )
+        )
     idle(limiter)
     now = limiter.statistics()
     assert (now.borrowed_tokens, now.started, now.finished) == (0, count, count)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-PROGRAM = '''
+PROGRAM = """
 import asyncio
 import threading
 import tidegate
@@ -41,7 +41,7 @@ async def probe():
         print(f"active={active}")
 
 asyncio.run(probe())
-'''
+"""
 
 
 def test_the_program_with_one_line_changed_runs_one_and_exits_at_once(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import tidegate
 from server import until
+
+import tidegate
 
 
 class Work:

@@ -10,7 +10,6 @@ about within milliseconds. What cannot be ended is counted, named and bounded.""
 from __future__ import annotations
 
 import atexit as _atexit
-import sys as _sys
 
 
 def _check_interpreter() -> None:
@@ -24,13 +23,12 @@ def _check_interpreter() -> None:
         if number != 0:
             raise ImportError(
                 "tidegate does not work in a subinterpreter: its threads are daemons, which are not allowed there, and "
-                "its limits would not be those of the process. Import it in the main interpreter and make the calls there"
+                "its limits would not be the process's. Import it in the main interpreter and make the calls there"
             )
         return
 
 
-if _sys.version_info >= (3, 10):
-    _check_interpreter()
+_check_interpreter()
 
 from tidegate._call import Call, current_call  # noqa: E402
 from tidegate._drain import DrainReport, Leftover, at_exit  # noqa: E402

@@ -291,9 +291,8 @@ class Call(Future[T]):
         if self.done():
             return
         self._check_epoch()
-        if self._ever and self._entry is not None and not self._left:
-            if self._entry.come_back():
-                self.abandoned_at = None
+        if self._ever and self._entry is not None and not self._left and self._entry.come_back():
+            self.abandoned_at = None
         if timeout is None:
             return
         try:

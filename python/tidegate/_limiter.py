@@ -323,8 +323,8 @@ class Limiter(Ask):
             lent = outer.entry and outer.entry.lend(call.number)
             if lent is None:
                 raise Reentrant(
-                    f"the work of {outer.label!r} has a call of the same limiter under its slot already; a second at the "
-                    "same time could wait for ever: make them one after the other, or outside of the work"
+                    f"the work of {outer.label!r} has a call of the same limiter under its slot already; a "
+                    "second at once could wait for ever: make them one after the other, or outside of the work"
                 )
             self.start(call, lent)
             return

@@ -7,7 +7,6 @@ over, as it may come to one."""
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 import sys
@@ -43,13 +42,17 @@ class _Sleep:
         from tidegate._call import current
 
         call = current.get()
-        if call is None or call.done() or call.sever != "sockets" or not isinstance(seconds, (int, float)) or seconds <= 0:
-            _sleep(seconds)
-        else:
+        if call is not None and call.sever == "sockets" and not call.done() and _is_positive(seconds):
             call.sleep(seconds)
+        else:
+            _sleep(seconds)
 
     def __repr__(self) -> str:
         return "<built-in function sleep, ended by tidegate when nobody waits>"
+
+
+def _is_positive(seconds: object) -> bool:
+    return isinstance(seconds, (int, float)) and seconds > 0
 
 
 def install() -> None:
@@ -65,7 +68,7 @@ def install() -> None:
 
         install_audit(current, Severed)
         if time.sleep is _sleep:
-            time.sleep = _Sleep()
+            time.sleep = _Sleep()  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
         _installed = True
 
 
@@ -134,22 +137,20 @@ def attempt(call: Call[Any]) -> Literal["severed", "shared", "elsewhere", "over"
 
 def _cancel_grpc(call: Call[Any], thread: int) -> None:
     """A call of grpc is blocked outside Python, and is found in the frame that waits for it."""
-    import grpc
-
+    grpc: Any = sys.modules["grpc"]
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     for _ in range(8):
         if frame is None:
             return
         if frame.f_code.co_filename.replace("\\", "/").endswith("grpc/_channel.py"):
-            for name in ("call", "self", "state"):
-                found = frame.f_locals.get(name)
+            for name in ("call", "self"):
+                found: Any = frame.f_locals.get(name)
                 if isinstance(found, grpc.Call):
                     found.cancel()
-                    call.limiter.severed()
-                    return
-                if type(found).__name__ in ("SegregatedCall", "IntegratedCall"):
-                    with contextlib.suppress(Exception):
-                        found.cancel(grpc.StatusCode.CANCELLED.value[0], "nobody waits for it")
-                        call.limiter.severed()
-                    return
+                elif type(found).__name__ in ("SegregatedCall", "IntegratedCall"):
+                    found.cancel(grpc.StatusCode.CANCELLED.value[0], "nobody waits for it")
+                else:
+                    continue
+                call.limiter.severed()
+                return
         frame = frame.f_back

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
 from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, unwrap
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -77,8 +77,8 @@ class Stream(Generic[T]):
 
     async def _aread(self) -> AsyncGenerator[T]:
         async with self._ask.slot(self._label):
-            source = self._source
-            if not isinstance(source, AsyncIterable):
+            source: Any = self._source
+            if not hasattr(source, "__aiter__"):
                 source = source(*self._args, **self._kwargs)
             if isawaitable(source):
                 source = await source
@@ -117,17 +117,19 @@ class Stream(Generic[T]):
             _close(items)
 
     def _open(self) -> Iterator[T]:
-        source = self._source
-        if not isinstance(source, Iterable):
+        source: Any = self._source
+        if not hasattr(source, "__iter__"):
             source = source(*self._args, **self._kwargs)
-        if isinstance(source, AsyncIterable) or isawaitable(source):
-            raise TypeError(f"{self._label} is asynchronous: give stream() the coroutine function itself, or its result")
+        if hasattr(source, "__aiter__") or isawaitable(source):
+            text = "is asynchronous: give stream() the coroutine function itself, or its result"
+            raise TypeError(f"{self._label} {text}")
         # The object itself where it is its own iterator, as it is the one that can be closed.
-        return source if isinstance(source, Iterator) else iter(source)
+        items: Iterator[T] = source if hasattr(source, "__next__") else iter(source)
+        return items
 
     def _is_asynchronous(self) -> bool:
-        source = self._source
-        if isinstance(source, AsyncIterable):
+        source: Any = self._source
+        if hasattr(source, "__aiter__"):
             return True
         inner = unwrap(source) if callable(source) else source
         return iscoroutinefunction(inner) or isasyncgenfunction(inner)
