@@ -30,7 +30,11 @@ pub(crate) fn install_audit(
 }
 
 #[pyfunction]
-fn hook(py: Python<'_>, event: &Bound<'_, PyString>, _arguments: &Bound<'_, PyTuple>) -> PyResult<()> {
+fn hook(
+    py: Python<'_>,
+    event: &Bound<'_, PyString>,
+    _arguments: &Bound<'_, PyTuple>,
+) -> PyResult<()> {
     let name = event.to_str()?;
     if !(name == "socket.connect" || name == "http.client.send") {
         return Ok(());

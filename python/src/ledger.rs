@@ -53,8 +53,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn seconds(setting: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| PyValueError::new_err(format!("{setting} must be a number of seconds, not {value}")))
+    Duration::try_from_secs_f64(value).map_err(|_| {
+        PyValueError::new_err(format!(
+            "{setting} must be a number of seconds, not {value}"
+        ))
+    })
 }
 
 // === impl Woken ===
@@ -89,12 +92,17 @@ impl Ledger {
     ) -> PyResult<Self> {
         let (limit, hard_limit, queue) = calls;
         let mut limits = bounds(limit, hard_limit)?.with_queue(queue);
-        limits.queue_time = queue_timeout.map(|time| seconds("queue_timeout", time)).transpose()?;
-        limits.target_delay = target_delay.map(|time| seconds("target_delay", time)).transpose()?;
+        limits.queue_time = queue_timeout
+            .map(|time| seconds("queue_timeout", time))
+            .transpose()?;
+        limits.target_delay = target_delay
+            .map(|time| seconds("target_delay", time))
+            .transpose()?;
         if let Some(calls) = flow_limit {
             limits.flow_limit = above_zero("flow_limit", calls)?;
         }
-        let limiter = Limiter::new(limits).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let limiter =
+            Limiter::new(limits).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let woken = Woken::default();
         Ok(Self { limiter, woken })
     }
@@ -164,7 +172,8 @@ impl Ledger {
 }
 
 fn above_zero(setting: &str, calls: usize) -> PyResult<NonZeroUsize> {
-    NonZeroUsize::new(calls).ok_or_else(|| PyValueError::new_err(format!("{setting} must be at least 1, not 0")))
+    NonZeroUsize::new(calls)
+        .ok_or_else(|| PyValueError::new_err(format!("{setting} must be at least 1, not 0")))
 }
 
 fn bounds(limit: usize, hard_limit: usize) -> PyResult<Limits> {

@@ -58,7 +58,11 @@ pub(crate) fn thread(py: Python<'_>, thread: u64) -> PyResult<&'static str> {
         return Ok("shared");
     }
     let fd: i64 = socket.1.call_method1("fileno", (&socket.0,))?.extract()?;
-    Ok(if fd >= 0 && shut_down(fd) { "severed" } else { "elsewhere" })
+    Ok(if fd >= 0 && shut_down(fd) {
+        "severed"
+    } else {
+        "elsewhere"
+    })
 }
 
 /// The socket that the frame is inside an operation on, with the type of all sockets.
@@ -66,7 +70,10 @@ fn socket_of<'py>(
     py: Python<'py>,
     frame: &Bound<'py, PyAny>,
 ) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyType>)>> {
-    let kind = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
+    let kind = py
+        .import("_socket")?
+        .getattr("socket")?
+        .cast_into::<PyType>()?;
     let name = frame.getattr("f_code")?.getattr("co_name")?;
     let name: String = name.extract()?;
     if !OPERATIONS.contains(&name.as_str()) {
@@ -137,7 +144,10 @@ fn shut_down(fd: i64) -> bool {
         return false;
     };
     // A connection that is still being made says that it is not connected, and its connect ends all the same.
-    matches!(shutdown(fd, Shutdown::Both), Ok(()) | Err(nix::errno::Errno::ENOTCONN))
+    matches!(
+        shutdown(fd, Shutdown::Both),
+        Ok(()) | Err(nix::errno::Errno::ENOTCONN)
+    )
 }
 
 #[cfg(not(unix))]
