@@ -230,6 +230,7 @@ def test_a_coroutine_that_is_collected_unfinished_leaves() -> None:
     idle(limiter)
 
 
+@pytest.mark.timeout(240)
 def test_a_hundred_thousand_cancelled_entries_hold_no_memory() -> None:
     count = 100_000
     limiter = tidegate.Limiter(1, queue=count, queue_timeout=3600)

@@ -27,7 +27,7 @@ class Work:
             self.started += 1
             self.active += 1
             self.most = max(self.most, self.active)
-        self.release.wait(30)
+        self.release.wait(300)
         with self._lock:
             self.active -= 1
         return value
