@@ -406,7 +406,7 @@ class _Http2(threading.Thread):
         while True:
             try:
                 data = connection.recv(65536)
-            except (TimeoutError, socket.timeout):
+            except TimeoutError:
                 # httpcore's readers wait for each other; something to read lets the next one look.
                 state.ping(b"12345678")
                 connection.sendall(state.data_to_send())
