@@ -73,10 +73,6 @@ struct Who {
     generation: u64,
 }
 
-fn millis(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
-}
-
 /// At most [`SHOWN_CHARS`] characters of a text that a client chose.
 fn shown(text: &str) -> &str {
     text.char_indices()
@@ -229,7 +225,7 @@ impl Record {
     }
 
     pub fn admitted(&mut self) {
-        self.times.admitted_ms = Some(millis(self.elapsed()));
+        self.times.admitted_ms = Some(self.elapsed());
     }
 
     /// One more connection is tried; from here on there may be work upstream.
@@ -240,23 +236,23 @@ impl Record {
 
     pub fn sent(&mut self) {
         self.worked = true;
-        self.times.sent_ms = Some(millis(self.elapsed()));
+        self.times.sent_ms = Some(self.elapsed());
     }
 
     pub fn head(&mut self) {
-        self.times.head_ms = Some(millis(self.elapsed()));
+        self.times.head_ms = Some(self.elapsed());
     }
 
     pub fn first_byte(&mut self) {
         if self.times.first_byte_ms.is_none() {
-            self.times.first_byte_ms = Some(millis(self.elapsed()));
+            self.times.first_byte_ms = Some(self.elapsed());
         }
     }
 
     pub fn first_token(&mut self) {
         if self.times.first_token_ms.is_none() {
             let elapsed = self.elapsed();
-            self.times.first_token_ms = Some(millis(elapsed));
+            self.times.first_token_ms = Some(elapsed);
             if let Some(upstream) = &self.upstream {
                 upstream.ttft_seconds.observe(elapsed.as_secs_f64());
             }
@@ -373,10 +369,10 @@ impl Record {
         }
         let who = &self.who;
         self.log.write(&Line {
-            time: &humantime::format_rfc3339_millis(self.began_at).to_string(),
+            time: self.began_at,
             id: &who.id,
             principal: who.principal.name(),
-            peer: &who.peer.to_string(),
+            peer: who.peer,
             method: who.method.as_str(),
             path: &who.path,
             dialect: super::dialect_name(who.route.dialect),
@@ -389,9 +385,9 @@ impl Record {
             reason,
             phase: self.phase.name(),
             wait_end: wait.name(),
-            wait_ended_ms: millis(waited),
+            wait_ended_ms: waited,
             work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
-            work_ended_ms: work.map(|(_, at)| millis(at)),
+            work_ended_ms: work.map(|(_, at)| at),
             times: self.times,
             attempts: self.attempts,
             client_retry: who.client_retry,

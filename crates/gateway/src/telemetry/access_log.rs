@@ -4,83 +4,82 @@
 //! and counted (`tidegate_access_log_dropped_total`).
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::metrics::counter::Counter;
-use serde::Serialize;
 
+use super::json;
 use super::lines::{Lines, Writer};
 
 /// Bytes that may wait for the writer.
 const BUFFER_BYTES: usize = 16 * 1024 * 1024;
 
-/// Both ends of a call. Times are milliseconds since the call was accepted; absent means it never came to that.
-#[derive(Debug, Default, Serialize)]
+/// Both ends of a call. Times are since the call was accepted; absent means it never came to that.
+#[derive(Debug)]
 pub struct Line<'a> {
-    /// RFC 3339, UTC, when the request head was read.
-    pub time: &'a str,
+    /// When the request head was read; RFC 3339, UTC.
+    pub time: SystemTime,
     pub id: &'a str,
     pub principal: &'a str,
     /// The caller's socket address.
-    pub peer: &'a str,
+    pub peer: SocketAddr,
     pub method: &'a str,
     /// Without the query, cut to 128 characters.
     pub path: &'a str,
     pub dialect: &'static str,
     /// As the client named it, cut to 128 characters.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<&'a str>,
     pub stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<&'a str>,
     /// Status sent downstream; absent if the client left before one was sent.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     pub outcome: &'static str,
     /// The tier or reason inside the outcome, such as `response_head` or `queue_full`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<&'static str>,
     /// What the call was doing when its wait ended.
     pub phase: &'static str,
     pub wait_end: &'static str,
-    pub wait_ended_ms: f64,
+    pub wait_ended_ms: Duration,
     pub work_end: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub work_ended_ms: Option<f64>,
-    #[serde(flatten)]
+    pub work_ended_ms: Option<Duration>,
     pub times: Times,
     /// Connections tried; 0 if the upstream was never touched.
     pub attempts: u32,
     /// `x-stainless-retry-count`, when the client's SDK says that this is a retry.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub client_retry: Option<u32>,
     pub request_bytes: u64,
     pub response_bytes: u64,
     /// Meaningful stream events seen.
     pub events: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub input_tokens: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub output_tokens: Option<u64>,
     pub usage: &'static str,
     pub generation: u64,
 }
 
 /// The moments between the ends.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub admitted_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sent_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub head_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_byte_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_token_ms: Option<f64>,
+    pub admitted_ms: Option<Duration>,
+    pub sent_ms: Option<Duration>,
+    pub head_ms: Option<Duration>,
+    pub first_byte_ms: Option<Duration>,
+    pub first_token_ms: Option<Duration>,
+}
+
+impl Line<'_> {
+    /// Puts the line's JSON into `out`, without a line end.
+    fn write(&self, out: &mut Vec<u8>) {
+        json::object!(out, self, {
+            time, id, principal, peer, method, path, dialect, model, stream, upstream, endpoint, status, outcome, reason, phase,
+            wait_end, wait_ended_ms, work_end, work_ended_ms,
+            times: Times { admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
+            attempts, client_retry, request_bytes, response_bytes, events, input_tokens, output_tokens, usage, generation
+        });
+    }
 }
 
 /// The sending side. Cheap to clone.
@@ -116,10 +115,7 @@ impl AccessLog {
     pub fn write(&self, line: &Line<'_>) {
         let Some(lines) = &self.lines else { return };
         let mut text = Vec::with_capacity(1024);
-        if serde_json::to_writer(&mut text, line).is_err() {
-            self.dropped.inc();
-            return;
-        }
+        line.write(&mut text);
         text.push(b'\n');
         if !lines.push(&text) {
             self.dropped.inc();
@@ -154,9 +150,59 @@ impl Write for Memory {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    fn line(path: &str) -> Line<'_> {
+        Line {
+            time: SystemTime::UNIX_EPOCH,
+            id: "req_1",
+            principal: "anonymous",
+            peer: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            method: "POST",
+            path,
+            dialect: "openai",
+            model: Some("a \"model\""),
+            stream: true,
+            upstream: None,
+            endpoint: None,
+            status: Some(200),
+            outcome: "ok",
+            reason: None,
+            phase: "done",
+            wait_end: "answered",
+            wait_ended_ms: Duration::from_micros(12_300),
+            work_end: "complete",
+            work_ended_ms: None,
+            times: Times {
+                head_ms: Some(Duration::from_millis(7)),
+                ..Times::default()
+            },
+            attempts: 1,
+            client_retry: None,
+            request_bytes: 0,
+            response_bytes: 9,
+            events: 3,
+            input_tokens: Some(5),
+            output_tokens: None,
+            usage: "reported",
+            generation: 1,
+        }
+    }
+
+    #[test]
+    fn a_line_is_one_json_object_without_what_is_absent() {
+        let mut out = Vec::new();
+        line("/v1/x").write(&mut out);
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            concat!(
+                r#"{"time":"1970-01-01T00:00:00.000Z","id":"req_1","principal":"anonymous","peer":"127.0.0.1:8080","method":"POST","#,
+                r#""path":"/v1/x","dialect":"openai","model":"a \"model\"","stream":true,"status":200,"outcome":"ok","phase":"done","#,
+                r#""wait_end":"answered","wait_ended_ms":12.300,"work_end":"complete","head_ms":7.000,"attempts":1,"#,
+                r#""request_bytes":0,"response_bytes":9,"events":3,"input_tokens":5,"usage":"reported","generation":1}"#,
+            )
+        );
+    }
 
     #[test]
     fn every_line_is_written_before_the_writer_ends() {
@@ -165,7 +211,7 @@ mod tests {
         for i in 0..1000 {
             log.write(&Line {
                 request_bytes: i,
-                ..Line::default()
+                ..line("/")
             });
         }
         assert!(writer.flush(Duration::from_secs(10)));
@@ -195,10 +241,7 @@ mod tests {
         let (log, writer) = AccessLog::start(Stuck(stuck), dropped.clone());
         let path = "x".repeat(1_000_000);
         for _ in 0..40 {
-            log.write(&Line {
-                path: &path,
-                ..Line::default()
-            });
+            log.write(&line(&path));
         }
         assert!(
             dropped.get() >= 8,

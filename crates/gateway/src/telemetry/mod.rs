@@ -3,6 +3,7 @@
 //! Metric names live in [`metrics`] only. Nothing here ever receives a prompt, an answer or a key.
 
 pub mod access_log;
+mod json;
 pub mod lines;
 pub mod log;
 pub mod metrics;
