@@ -109,6 +109,9 @@ pub fn refuse_unknown_host(
 }
 
 fn is_known(asked: &str, cors: &Cors) -> bool {
+    if is_plainly_here(asked) {
+        return true;
+    }
     let Ok(asked) = asked.parse::<Authority>() else {
         return false;
     };
@@ -119,6 +122,12 @@ fn is_known(asked: &str, cors: &Cors) -> bool {
     }
     let name = host.strip_suffix('.').unwrap_or(&host);
     name == "localhost" || name.ends_with(".localhost") || is_listed(name, cors)
+}
+
+/// What nearly everybody asks for, seen without taking the name apart.
+fn is_plainly_here(asked: &str) -> bool {
+    let (host, port) = asked.split_once(':').unwrap_or((asked, "0"));
+    matches!(host, "127.0.0.1" | "localhost") && port.parse::<u16>().is_ok()
 }
 
 /// The host of an allowed origin; where all may come, there is nobody to keep out.

@@ -240,7 +240,13 @@ struct Arrival {
 
 /// 128 random bits: unique, and not a secret.
 fn new_id() -> Arc<str> {
-    format!("req_{:032x}", fastrand::u128(..)).into()
+    let mut id = *b"req_00000000000000000000000000000000";
+    let mut bits = fastrand::u128(..);
+    for digit in &mut id[4..] {
+        *digit = b"0123456789abcdef"[(bits & 15) as usize];
+        bits >>= 4;
+    }
+    std::str::from_utf8(&id).unwrap_or_default().into()
 }
 
 /// Every answer can be named: by the upstream's id if it gave one, else by ours. Each SDK family looks for its own field.

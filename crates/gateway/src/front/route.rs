@@ -102,9 +102,6 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
     let path = uri.path();
     let dialect = family(path);
     let misrouted = |rejection| Err(Misrouted { rejection, dialect });
-    if let Err(why) = check(path) {
-        return misrouted(Rejection::BadPath(why));
-    }
     if let Some(known) = KNOWN.iter().find(|known| known.path == path) {
         let posts = method == Method::POST;
         // `GET /v1/chat/completions` lists stored completions; the same holds for responses.
@@ -116,6 +113,9 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
                 allow: "POST, OPTIONS",
             }),
         };
+    }
+    if let Err(why) = check(path) {
+        return misrouted(Rejection::BadPath(why));
     }
     if KNOWN
         .iter()
