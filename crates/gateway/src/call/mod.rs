@@ -5,6 +5,7 @@
 //! before its answer began, [`relay`] carries an answer, [`aftermath`] ends what a leaving client left behind, [`settle`] writes the one
 //! record. This module is the only one that composes the floor below (admission, upstream, usage, auth); it never chooses a status code.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -222,9 +223,10 @@ async fn line(
         headers,
         upload,
     };
-    let answered = attempt::until_head(worker, &upstream, &patience, prepared, record);
-    let runs_on = wish.background.then_some(&*gone);
-    let (answered, left) = whoever_leaves(answered, runs_on, &mut held).await;
+    let (answered, left) = {
+        let answered = attempt::until_head(worker, &upstream, &patience, prepared, record);
+        whoever_leaves(pin!(answered), wish.background.then_some(&*gone), &mut held).await
+    };
     record.left_at(left);
     let exchange = match answered {
         Ok(exchange) => exchange,
@@ -248,15 +250,16 @@ async fn line(
 }
 
 /// Waits for `work`. If it runs on without its client, that one is no longer counted as waiting, and the time is told.
+///
+/// The work is pinned where it is: taken by value it would be in the call's future three times.
 async fn whoever_leaves<T>(
-    work: impl Future<Output = T>,
+    mut work: Pin<&mut impl Future<Output = T>>,
     runs_on: Option<&Gone>,
     held: &mut Held,
 ) -> (T, Option<Instant>) {
     let Some(gone) = runs_on else {
         return (work.await, None);
     };
-    let mut work = std::pin::pin!(work);
     let left = tokio::select! {
         biased;
         () = gone.wait() => Instant::now(),
