@@ -5,9 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, Uri, response};
+use http::{Request, Uri, response};
 
 use super::deadline::{Patience, Tier};
 use super::outcome::{ConnectFailure, Phase, Rejection};
@@ -18,7 +17,7 @@ use super::{Prepared, Worker, headers};
 use crate::telemetry::metrics::UpstreamReason;
 use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
-use crate::upstream::http1::Http1;
+use crate::upstream::http1::{Http1, RequestHead};
 use crate::upstream::pool::Checkout;
 use crate::upstream::socket::UpstreamIo;
 use crate::upstream::upload::UploadError;
@@ -156,27 +155,36 @@ impl Trial<'_> {
             },
         };
         record.phase(Phase::WaitingHead);
-        let request = self.request(prepared, &conn)?;
+        let target = self.target(&prepared.path_and_query)?;
         record.sent();
-        self.exchange(conn, request).await
+        self.exchange(conn, prepared, target).await
     }
 
     async fn exchange(
         &self,
         conn: Checkout,
-        request: Request<RequestBody>,
+        prepared: &mut Prepared,
+        target: PathAndQuery,
     ) -> Result<Result<Begun, Failed>, Rejection> {
         let limit = self.upstream.settings.timeouts.response_head;
         let (sent, reused) = match conn {
             Checkout::Http1(mut conn) => {
+                let body = prepared.upload.body();
+                let head = RequestHead {
+                    method: &prepared.method,
+                    target: target.as_str(),
+                    host: &self.endpoint.authority,
+                    headers: &prepared.headers,
+                };
                 let sent = self
                     .patience
-                    .within(Tier::ResponseHead, limit, conn.send(request))
+                    .within(Tier::ResponseHead, limit, conn.send(head, body))
                     .await?;
                 let reused = conn.reused;
                 (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
+                let request = self.http2_request(prepared, target)?;
                 let sent = self
                     .patience
                     .within(Tier::ResponseHead, limit, place.conn.send(request))
@@ -204,50 +212,35 @@ impl Trial<'_> {
         }))
     }
 
-    fn request(
+    /// The endpoint's base path and what the client asked for.
+    fn target(&self, asked: &PathAndQuery) -> Result<PathAndQuery, Rejection> {
+        let base = &self.endpoint.address.base_path;
+        if base.is_empty() {
+            return Ok(asked.clone());
+        }
+        PathAndQuery::try_from(format!("{base}{asked}"))
+            .map_err(|_| Rejection::BadPath("it is not a valid request target"))
+    }
+
+    fn http2_request(
         &self,
         prepared: &mut Prepared,
-        conn: &Checkout,
+        target: PathAndQuery,
     ) -> Result<Request<RequestBody>, Rejection> {
-        let body = match &mut prepared.upload {
-            Upload::Whole { body, .. } => {
-                RequestBody::Whole((!body.is_empty()).then(|| body.clone()))
-            }
-            once => once.take_streamed(),
-        };
-        let address = &self.endpoint.address;
-        let target = if address.base_path.is_empty() {
-            prepared.path_and_query.clone()
-        } else {
-            PathAndQuery::try_from(format!("{}{}", address.base_path, prepared.path_and_query))
-                .map_err(|_| Rejection::BadPath("it is not a valid request target"))?
-        };
-        let mut request = Request::new(body);
+        let mut request = Request::new(prepared.upload.body());
         *request.method_mut() = prepared.method.clone();
         *request.headers_mut() = prepared.headers.clone();
-        match conn {
-            Checkout::Http1(_) => {
-                *request.uri_mut() = Uri::from(target);
-                let host = HeaderValue::try_from(&*self.endpoint.authority)
-                    .map_err(|_| Rejection::Internal)?;
-                request.headers_mut().insert(HOST, host);
-            }
-            Checkout::Http2(_) => {
-                *request.version_mut() = http::Version::HTTP_2;
-                let mut parts = http::uri::Parts::default();
-                parts.scheme = Some(if address.tls {
-                    Scheme::HTTPS
-                } else {
-                    Scheme::HTTP
-                });
-                parts.authority = Some(
-                    Authority::try_from(&*self.endpoint.authority)
-                        .map_err(|_| Rejection::Internal)?,
-                );
-                parts.path_and_query = Some(target);
-                *request.uri_mut() = Uri::from_parts(parts).map_err(|_| Rejection::Internal)?;
-            }
-        }
+        *request.version_mut() = http::Version::HTTP_2;
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(if self.endpoint.address.tls {
+            Scheme::HTTPS
+        } else {
+            Scheme::HTTP
+        });
+        let authority = Authority::try_from(&*self.endpoint.authority);
+        parts.authority = Some(authority.map_err(|_| Rejection::Internal)?);
+        parts.path_and_query = Some(target);
+        *request.uri_mut() = Uri::from_parts(parts).map_err(|_| Rejection::Internal)?;
         Ok(request)
     }
 

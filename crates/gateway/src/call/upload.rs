@@ -95,10 +95,12 @@ impl Upload {
         }
     }
 
-    /// Takes the body that can be sent only once; later there is nothing left.
-    pub fn take_streamed(&mut self) -> RequestBody {
-        let taken = std::mem::replace(self, Self::Gone);
-        match taken {
+    /// What is sent of it now. One that can be sent only once is taken; later there is nothing left.
+    pub fn body(&mut self) -> RequestBody {
+        if let Self::Whole { body, .. } = self {
+            return RequestBody::Whole((!body.is_empty()).then(|| body.clone()));
+        }
+        match std::mem::replace(self, Self::Gone) {
             Self::Streamed { body, .. } => RequestBody::Streamed(body),
             Self::Whole { .. } | Self::Gone => RequestBody::Whole(None),
         }
@@ -135,13 +137,7 @@ pub async fn receive(
     if length.is_some_and(|length| length > limit as u64) {
         return Err(Rejection::BodyTooLarge { limit });
     }
-    let json = headers.get(CONTENT_TYPE).is_none_or(|v| {
-        v.as_bytes()
-            .to_ascii_lowercase()
-            .windows(4)
-            .any(|w| w == b"json")
-    });
-    if route.model != ModelIn::Body && !json && !body.is_end_stream() {
+    if route.model != ModelIn::Body && !is_json(headers) && !body.is_end_stream() {
         if length.is_none() {
             // Without an announced length the bound could only be noticed in mid-request: read it whole instead.
             let whole = whole(caller, generation, patience, body, None).await?;
@@ -155,6 +151,16 @@ pub async fn receive(
     let whole = whole(caller, generation, patience, body, length).await?;
     received.set(true);
     Ok(whole)
+}
+
+/// Or says nothing, as many clients do.
+fn is_json(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_none_or(|v| {
+        v.as_bytes()
+            .to_ascii_lowercase()
+            .windows(4)
+            .any(|w| w == b"json")
+    })
 }
 
 async fn whole(
@@ -192,6 +198,9 @@ async fn whole(
         // Small bodies come in one piece and are never copied.
         if read.is_empty() && only.is_none() {
             only = Some(data);
+            if body.is_end_stream() {
+                break;
+            }
             continue;
         }
         if let Some(first) = only.take() {
@@ -214,7 +223,8 @@ async fn whole(
 /// Minimal progress: in each window of the `request_body` time at least [`PROGRESS_BYTES`] must come.
 struct Pace {
     window: Duration,
-    since: Instant,
+    /// `None`: since the first look.
+    since: Option<Instant>,
     bytes: usize,
 }
 
@@ -222,14 +232,18 @@ impl Pace {
     fn new(window: Duration) -> Self {
         Self {
             window,
-            since: Instant::now(),
+            since: None,
             bytes: 0,
         }
     }
 
     /// What is left of the window; a window that has passed with enough bytes starts anew.
     fn left(&mut self) -> Result<Duration, Rejection> {
-        let passed = self.since.elapsed();
+        let Some(since) = self.since else {
+            self.since = Some(Instant::now());
+            return Ok(self.window);
+        };
+        let passed = since.elapsed();
         if let Some(left) = self
             .window
             .checked_sub(passed)
@@ -240,7 +254,7 @@ impl Pace {
         if self.bytes < PROGRESS_BYTES {
             return Err(Rejection::Timeout(Tier::RequestBody));
         }
-        self.since = Instant::now();
+        self.since = Some(Instant::now());
         self.bytes = 0;
         Ok(self.window)
     }
@@ -248,7 +262,7 @@ impl Pace {
     fn progress(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes >= PROGRESS_BYTES {
-            self.since = Instant::now();
+            self.since = Some(Instant::now());
             self.bytes = 0;
         }
     }

@@ -4,13 +4,23 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use http::header::{CONTENT_LENGTH, HOST};
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, Method};
 use tokio::io::AsyncWrite;
 
 use crate::upstream::exchange::{Failure, RequestBody};
 use crate::upstream::upload::{Streamed, UploadError};
+
+/// A request's first line and fields. Its `Host` and its length are not among the fields.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestHead<'a> {
+    pub method: &'a Method,
+    /// Path and query.
+    pub target: &'a str,
+    pub host: &'a str,
+    pub headers: &'a HeaderMap,
+}
 
 /// What is still to be written of one request.
 #[derive(Debug)]
@@ -40,8 +50,7 @@ impl Outgoing {
         }
     }
 
-    pub(super) fn new(request: Request<RequestBody>) -> Self {
-        let (parts, body) = request.into_parts();
+    pub(super) fn new(head: RequestHead<'_>, body: RequestBody) -> Self {
         let (data, rest, length) = match body {
             RequestBody::Whole(data) => {
                 let data = data.unwrap_or_default();
@@ -54,10 +63,8 @@ impl Outgoing {
                 (Bytes::new(), Some(Rest { body, left }), left)
             }
         };
-        let target = parts.uri.path_and_query().map_or("/", |t| t.as_str());
-        let head = head(&parts.method, target, &parts.headers, length);
         Self {
-            head,
+            head: head.bytes(length),
             data,
             rest,
             flushed: false,
@@ -139,29 +146,37 @@ impl Outgoing {
     }
 }
 
-fn head(method: &Method, target: &str, headers: &HeaderMap, length: u64) -> Bytes {
-    let fields: usize = headers
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum();
-    let mut head = BytesMut::with_capacity(fields + target.len() + 64);
-    for part in [method.as_str(), " ", target, " HTTP/1.1\r\n"] {
-        head.extend_from_slice(part.as_bytes());
+impl RequestHead<'_> {
+    fn bytes(&self, length: u64) -> Bytes {
+        let Self {
+            method,
+            target,
+            host,
+            headers,
+        } = *self;
+        let fields: usize = headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + 4)
+            .sum();
+        let mut head = Vec::with_capacity(fields + target.len() + host.len() + 80);
+        for part in [method.as_str(), " ", target, " HTTP/1.1\r\nhost: ", host] {
+            head.extend_from_slice(part.as_bytes());
+        }
+        let others = headers
+            .iter()
+            .filter(|(name, _)| *name != HOST && *name != CONTENT_LENGTH);
+        for (name, value) in others {
+            head.extend_from_slice(b"\r\n");
+            head.extend_from_slice(name.as_str().as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+        }
+        // A method that means something with a body says that there is none.
+        if length > 0 || matches!(*method, Method::POST | Method::PUT | Method::PATCH) {
+            head.extend_from_slice(b"\r\ncontent-length: ");
+            head.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
+        }
+        head.extend_from_slice(b"\r\n\r\n");
+        head.into()
     }
-    let host = headers.get(HOST).into_iter().map(|value| (&HOST, value));
-    let others = headers
-        .iter()
-        .filter(|(name, _)| *name != HOST && *name != CONTENT_LENGTH);
-    for (name, value) in host.chain(others) {
-        head.extend_from_slice(name.as_str().as_bytes());
-        head.extend_from_slice(b": ");
-        head.extend_from_slice(value.as_bytes());
-        head.extend_from_slice(b"\r\n");
-    }
-    // A method that means something with a body says that there is none.
-    if length > 0 || matches!(*method, Method::POST | Method::PUT | Method::PATCH) {
-        head.extend_from_slice(format!("content-length: {length}\r\n").as_bytes());
-    }
-    head.extend_from_slice(b"\r\n");
-    head.freeze()
 }

@@ -1,5 +1,7 @@
 //! A response head: from bytes to parts.
 
+use std::mem::MaybeUninit;
+
 use bytes::BytesMut;
 use http::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, Version, response};
@@ -21,9 +23,11 @@ pub(super) fn parse(unread: &mut BytesMut) -> Result<Option<Head>, Failure> {
     if unread.is_empty() {
         return Ok(None);
     }
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    let mut parsed = httparse::Response::new(&mut fields);
-    let end = match parsed.parse(unread) {
+    // Uninitialised: 4 KiB would be cleared for each head otherwise.
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut parsed = httparse::Response::new(&mut []);
+    let rules = httparse::ParserConfig::default();
+    let end = match rules.parse_response_with_uninit_headers(&mut parsed, unread, &mut fields) {
         Ok(httparse::Status::Complete(end)) => end,
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(_) => return Err(Failure::Malformed("the head is no HTTP/1.1")),

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Request, StatusCode, response};
+use http::{Method, StatusCode, response};
 use tokio::io::{AsyncRead as _, ReadBuf};
 use tokio::task::coop;
 use tokio_util::io::poll_read_buf;
@@ -33,6 +33,7 @@ mod tests;
 
 use decode::{Decoded, Decoder};
 use encode::Outgoing;
+pub use encode::RequestHead;
 
 /// The first read of a connection, and the least: an event of a token fits, and an idle stream holds no more.
 const READ_MIN: usize = 2 * 1024;
@@ -124,11 +125,12 @@ impl Http1 {
     /// Dropping the future leaves the connection in the middle of a request: drop the connection too.
     pub async fn send(
         &mut self,
-        request: Request<RequestBody>,
+        head: RequestHead<'_>,
+        body: RequestBody,
     ) -> Result<response::Parts, SendError> {
         let mark = self.traffic.written();
-        let to_head_request = request.method() == Method::HEAD;
-        self.outgoing = Outgoing::new(request);
+        let to_head_request = *head.method == Method::HEAD;
+        self.outgoing = Outgoing::new(head, body);
         self.incoming = Incoming::Head {
             to_head_request,
             interim: 0,

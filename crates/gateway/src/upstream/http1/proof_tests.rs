@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream as StdStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
+use http::HeaderMap;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -20,14 +20,16 @@ const SMALL: usize = 300;
 /// More than the sockets' buffers hold.
 const LARGE: usize = 16 * 1024 * 1024;
 
-fn request(body: usize) -> Request<RequestBody> {
-    let mut request = Request::new(RequestBody::Whole(Some(vec![b'x'; body].into())));
-    *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = http::Uri::from_static("/v1/chat/completions");
-    let fields = request.headers_mut();
-    fields.insert(HOST, HeaderValue::from_static("test"));
-    fields.insert(CONTENT_LENGTH, HeaderValue::from(body));
-    request
+/// Sends a call with a body of so many bytes.
+async fn send(conn: &mut Http1, body: usize) -> Result<response::Parts, SendError> {
+    let head = RequestHead {
+        method: &Method::POST,
+        target: "/v1/chat/completions",
+        host: "test",
+        headers: &HeaderMap::new(),
+    };
+    let body = RequestBody::Whole(Some(vec![b'x'; body].into()));
+    conn.send(head, body).await
 }
 
 fn read_request(stream: &mut StdStream, body: usize) {
@@ -71,7 +73,7 @@ async fn reused() -> (Box<Http1>, StdStream) {
             theirs.write_all(answer).unwrap();
             theirs
         });
-        conn.send(request(SMALL)).await.unwrap();
+        send(&mut conn, SMALL).await.unwrap();
         let mut body = UpstreamBody::Http1(conn);
         while let Some(data) = body.data().await {
             data.unwrap();
@@ -89,7 +91,7 @@ fn reset_on_close(stream: &StdStream) {
 }
 
 async fn unsent(conn: &mut Http1, body: usize) -> bool {
-    conn.send(request(body)).await.unwrap_err().unsent
+    send(conn, body).await.unwrap_err().unsent
 }
 
 /// The usual race with a server's idle limit: it has hung up, and we have not heard of it when we write.
@@ -174,7 +176,7 @@ async fn a_408_with_a_later_close_is_taken_for_the_answer() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(theirs);
     };
-    let (sent, ()) = tokio::join!(conn.send(request(SMALL)), close);
+    let (sent, ()) = tokio::join!(send(&mut conn, SMALL), close);
     assert_eq!(sent.unwrap().status, 408);
 }
 
@@ -187,7 +189,7 @@ async fn a_408_to_the_request_is_its_answer() {
             theirs.write_all(TIMED_OUT).unwrap();
             (!closes).then_some(theirs)
         });
-        let head = conn.send(request(SMALL)).await.unwrap();
+        let head = send(&mut conn, SMALL).await.unwrap();
         assert_eq!(head.status, 408);
         let mut body = UpstreamBody::Http1(conn);
         assert_eq!(&body.data().await.unwrap().unwrap()[..], b"idle");
@@ -214,7 +216,7 @@ async fn an_early_answer_is_read_while_the_request_is_still_sent() {
         theirs.write_all(b"late").unwrap();
         theirs
     });
-    assert_eq!(conn.send(request(LARGE)).await.unwrap().status, 200);
+    assert_eq!(send(&mut conn, LARGE).await.unwrap().status, 200);
     assert_eq!(data(&mut conn).await.unwrap().unwrap(), "late");
     part.join().unwrap();
 }
@@ -230,7 +232,7 @@ async fn an_early_refusal_is_an_answer_and_ends_the_connection() {
             .unwrap();
         theirs
     });
-    assert_eq!(conn.send(request(LARGE)).await.unwrap().status, 413);
+    assert_eq!(send(&mut conn, LARGE).await.unwrap().status, 413);
     assert!(conn.is_complete() && !conn.finish());
     drop(part.join().unwrap());
 }
@@ -250,7 +252,7 @@ async fn an_end_inside_the_framing_is_never_a_clean_end() {
             theirs.write_all(HEAD.as_bytes()).unwrap();
             theirs.write_all(&BODY.as_bytes()[..cut]).unwrap();
         });
-        conn.send(request(SMALL)).await.unwrap();
+        send(&mut conn, SMALL).await.unwrap();
         let end = loop {
             match data(&mut conn).await {
                 Some(Ok(_)) => {}
@@ -276,7 +278,7 @@ async fn a_connection_with_something_behind_its_answer_is_not_used_again() {
             theirs.write_all(answer.as_bytes()).unwrap();
             theirs
         });
-        conn.send(request(SMALL)).await.unwrap();
+        send(&mut conn, SMALL).await.unwrap();
         data(&mut conn).await.unwrap().unwrap();
         let mut theirs = part.join().unwrap();
         if apart {
