@@ -329,11 +329,16 @@ async fn gather(
     let hold = Instant::now() + hold;
     let mut length = 0;
     loop {
-        let left = hold.saturating_duration_since(Instant::now());
         // The first byte may take its time: nothing has been promised yet, and a status is worth more than an early head.
         let (limit_now, held) = if gathered.is_empty() {
             (silence, false)
+        } else if running.is_complete() {
+            return Ok(Gathering {
+                complete: true,
+                broken: false,
+            });
         } else {
+            let left = hold.saturating_duration_since(Instant::now());
             (left.min(silence), left < silence)
         };
         let frame = match commit

@@ -1,8 +1,10 @@
 //! The tiers: every wait has a name, a limit, and an error of its own.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -116,26 +118,33 @@ impl Patience {
         limit: Duration,
         work: impl Future<Output = T>,
     ) -> Result<T, Rejection> {
-        let until = Instant::now() + limit;
-        let (until, tier) = match self.total {
-            Some(total) if total < until => (total, Tier::Total),
-            _ => (until, tier),
-        };
-        let work = pin!(work);
-        tokio::select! {
-            biased;
-            () = self.gone() => Err(Rejection::Gone),
-            done = work => Ok(done),
-            () = tokio::time::sleep_until(until) => Err(Rejection::Timeout(tier)),
-            () = self.cut.raised() => Err(Rejection::Draining),
-        }
-    }
-
-    async fn gone(&self) {
-        match &self.gone {
-            Some(gone) => gone.wait().await,
-            None => std::future::pending().await,
-        }
+        let mut work = pin!(work);
+        let mut timer = pin!(None);
+        let mut tier = tier;
+        let mut cut = pin!(self.cut.raised());
+        poll_fn(|cx| {
+            if self.gone.as_ref().is_some_and(|gone| gone.is_set()) {
+                return Poll::Ready(Err(Rejection::Gone));
+            }
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(Ok(done));
+            }
+            // Only what has to be waited for needs a clock; much is there already.
+            if timer.is_none() {
+                let mut until = Instant::now() + limit;
+                if let Some(total) = self.total.filter(|total| *total < until) {
+                    (until, tier) = (total, Tier::Total);
+                }
+                timer.set(Some(tokio::time::sleep_until(until)));
+            }
+            if let Some(timer) = timer.as_mut().as_pin_mut()
+                && timer.poll(cx).is_ready()
+            {
+                return Poll::Ready(Err(Rejection::Timeout(tier)));
+            }
+            cut.as_mut().poll(cx).map(|()| Err(Rejection::Draining))
+        })
+        .await
     }
 
     /// For background responses, which run on by contract.

@@ -9,7 +9,7 @@ use http::header::{
 use crate::config::{AuthStyle, Config, Upstream};
 
 /// Fields that belong to one connection (RFC 9110 §7.6.1), besides those that `Connection` names.
-const HOP_BY_HOP: [HeaderName; 9] = [
+static HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -22,7 +22,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 ];
 
 /// Request fields that are never forwarded: they are about the client and the gateway, not about the model server.
-const PRIVATE_REQUEST: [HeaderName; 13] = [
+static PRIVATE_REQUEST: [HeaderName; 13] = [
     HOST,
     CONTENT_LENGTH,
     EXPECT,
@@ -39,7 +39,7 @@ const PRIVATE_REQUEST: [HeaderName; 13] = [
 ];
 
 /// Answer fields that are never forwarded: cookies and places of an inner host mean nothing to the client, CORS is the gateway's own.
-const PRIVATE_ANSWER: [HeaderName; 9] = [
+static PRIVATE_ANSWER: [HeaderName; 9] = [
     SET_COOKIE,
     LOCATION,
     http::header::ALT_SVC,
@@ -54,7 +54,8 @@ const PRIVATE_ANSWER: [HeaderName; 9] = [
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Where clients put keys: OpenAI's and Anthropic's field, and Azure's.
-const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, HeaderName::from_static("api-key")];
+static CREDENTIALS: [HeaderName; 3] =
+    [AUTHORIZATION, X_API_KEY, HeaderName::from_static("api-key")];
 
 /// The fields that cross: neither hop-by-hop, nor named by `Connection`, nor `private`. One pass, since most fields do cross.
 fn crossing(headers: &HeaderMap, private: impl Fn(&HeaderName) -> bool) -> HeaderMap {

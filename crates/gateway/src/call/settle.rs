@@ -234,9 +234,10 @@ impl Record {
         self.endpoint = Some(Arc::clone(endpoint));
     }
 
+    /// The request goes out, now that [`Phase::WaitingHead`] has begun.
     pub fn sent(&mut self) {
         self.worked = true;
-        self.times.sent_ms = Some(self.elapsed());
+        self.times.sent_ms = Some(self.phase_since.duration_since(self.began));
     }
 
     pub fn head(&mut self) {
@@ -353,7 +354,9 @@ impl Record {
             return;
         }
         let (outcome, reason) = self.outcome.unwrap_or((Outcome::Internal, Some("dropped")));
-        let (wait, waited) = self.wait.unwrap_or((WaitEnd::Failed, self.elapsed()));
+        let (wait, waited) = self
+            .wait
+            .unwrap_or_else(|| (WaitEnd::Failed, self.elapsed()));
         let work = match self.work {
             Some((why, at)) if why != WorkEnd::None => Some((why, at)),
             _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),

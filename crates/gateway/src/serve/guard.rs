@@ -146,18 +146,18 @@ impl<C: Drainable> Guard<C> {
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> Option<End> {
         loop {
             let (until, end) = self.limit()?;
-            if until <= Instant::now() {
-                return Some(end);
-            }
             let sleep = self
                 .sleep
                 .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
             if sleep.deadline() > until || sleep.is_elapsed() {
                 sleep.as_mut().reset(until);
             }
-            // A timer that is early only looks again.
+            // No clock is read while the timer runs; one that was early only looks again.
             if sleep.as_mut().poll(cx).is_pending() {
                 return None;
+            }
+            if until <= Instant::now() {
+                return Some(end);
             }
         }
     }
