@@ -4,7 +4,7 @@
 //! [`EndpointState::connections`]. None is opened ahead of a call: servers close those (llama.cpp after 5 s). The idle limit is
 //! shorter than the servers' own (4.7–4.8 s measured for uvicorn and llama.cpp), so a connection is hardly ever taken while it is being closed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) const STREAMS_PER_CONNECTION: usize = 100;
 
 #[derive(Debug, Default)]
 pub struct Pool {
-    shelves: Mutex<HashMap<usize, Shelf>>,
+    shelves: Mutex<BTreeMap<usize, Shelf>>,
 }
 
 #[derive(Debug, Default)]
@@ -97,7 +97,7 @@ fn key(endpoint: &Arc<EndpointState>) -> usize {
 }
 
 impl Pool {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Shelf>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Shelf>> {
         self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

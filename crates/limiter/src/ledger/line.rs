@@ -108,6 +108,9 @@ impl Line {
     }
 
     pub(super) fn is_capped(&self, class: Class, name: u64) -> bool {
+        if (self.most_held, self.most_abandoned) == (usize::MAX, usize::MAX) {
+            return false; // as by default: nothing to look up
+        }
         let flow = self.names.get(&(class, name));
         let flow = flow.and_then(|key| self.flows.get(*key));
         flow.is_some_and(|flow| self.caps(flow))
