@@ -27,7 +27,9 @@ pub(crate) fn decode(raw: &[u8]) -> String {
 
 /// Whether a raw key is this word, escapes considered.
 pub(crate) fn is_key(raw: &[u8], word: &[u8]) -> bool {
-    raw == word || (raw.contains(&b'\\') && decode(raw).as_bytes() == word)
+    // An escape is longer than what it stands for.
+    raw == word
+        || (raw.len() > word.len() && raw.contains(&b'\\') && decode(raw).as_bytes() == word)
 }
 
 /// A JSON string literal that survives even line splitters with Unicode rules.

@@ -122,6 +122,8 @@ impl Relay {
     }
 
     pub fn poll_frame(&mut self, cx: &mut Task<'_>) -> Polled {
+        let now = Instant::now();
+        self.clock.polled(now);
         loop {
             match &mut self.state {
                 State::Flowing => {}
@@ -147,8 +149,6 @@ impl Relay {
                 }
                 State::Done => return Poll::Ready(None),
             }
-            let now = Instant::now();
-            self.clock.polled(now);
             if let Some(tier) = self.overdue(now) {
                 self.give_up(tier);
                 continue;
@@ -354,10 +354,15 @@ impl Relay {
 
     /// Nothing came. Is it time to give up, to send a sign of life, or to shut down?
     fn poll_time(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
+        let waits_already = self.clock.waiting_since.is_some();
         self.clock.waiting_since.get_or_insert(now);
         if self.cut.poll_raised(cx) {
             self.give_up(Tier::Drain);
             return Poll::Ready(Step::Again);
+        }
+        if let Some(sleep) = self.clock.sleep.as_mut().filter(|_| waits_already) {
+            // Nothing has come since the timer was set: it stands for all deadlines.
+            ready!(sleep.as_mut().poll(cx));
         }
         loop {
             let (until, wake) = self.next_deadline(now);

@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::malformed;
 use crate::call::downstream::Downstream;
+use crate::upstream::socket::poll_write_pieces;
 
 /// After our last word an unread upload is read on for this long and this much, so that the client gets to see that word: closing a socket
 /// with unread input sends a reset, which discards what the client has not read yet.
@@ -275,7 +276,7 @@ impl AsyncWrite for Tcp {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        let polled = poll_write_pieces(&mut self.stream, cx, bufs);
         self.wrote(&polled);
         polled
     }
