@@ -158,7 +158,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub(crate) fn string_or_skip(&mut self) -> Result<Option<&'a [u8]>, Fault> {
         match self.peek() {
-            Some(b'"') => self.string().map(Some),
+            Some(b'"') => self.quoted().map(Some),
             _ => self.skip().map(|()| None),
         }
     }
@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub(crate) fn truthy(&mut self) -> Result<bool, Fault> {
         match self.peek() {
-            Some(b'"') => self.string().map(|s| !s.is_empty()),
+            Some(b'"') => self.quoted().map(|s| !s.is_empty()),
             Some(open @ (b'{' | b'[')) => {
                 let mut ahead = Self {
                     bytes: self.bytes,
@@ -224,7 +224,7 @@ impl<'a> Cursor<'a> {
         if self.peek() != Some(b'"') {
             return self.fault("needs a key in double quotes");
         }
-        let key = self.string()?;
+        let key = self.quoted()?;
         if self.peek() != Some(b':') {
             return self.fault("needs `:` after a key");
         }
@@ -263,8 +263,27 @@ impl<'a> Cursor<'a> {
         if self.peek() != Some(b'"') {
             return self.fault("needs a string");
         }
+        self.quoted()
+    }
+
+    /// Takes the string whose opening quote stands here.
+    #[inline]
+    fn quoted(&mut self) -> Result<&'a [u8], Fault> {
         let start = self.pos + 1;
-        self.pos = start;
+        let text = self.bytes.get(start..).unwrap_or_default();
+        let run = plain_run(text);
+        self.pos = start + run;
+        // Nearly all strings are plain up to their end.
+        if text.get(run) == Some(&b'"') {
+            self.pos += 1;
+            return Ok(text.get(..run).unwrap_or_default());
+        }
+        self.quoted_rest(start)
+    }
+
+    /// Goes on behind the plain beginning of a string.
+    #[cold]
+    fn quoted_rest(&mut self, start: usize) -> Result<&'a [u8], Fault> {
         loop {
             let rest = self.bytes.get(self.pos..).unwrap_or_default();
             self.pos += plain_run(rest);
@@ -298,7 +317,7 @@ impl<'a> Cursor<'a> {
 
     fn scalar(&mut self) -> Result<(), Fault> {
         match self.peek() {
-            Some(b'"') => self.string().map(|_| ()),
+            Some(b'"') => self.quoted().map(|_| ()),
             Some(b'-' | b'0'..=b'9') => self.number(),
             Some(b't') => self.literal(b"true"),
             Some(b'f') => self.literal(b"false"),
@@ -340,15 +359,13 @@ impl<'a> Cursor<'a> {
     }
 
     fn digits(&mut self) -> Result<(), Fault> {
-        let start = self.pos;
-        while self.bytes.get(self.pos).is_some_and(u8::is_ascii_digit) {
-            self.pos += 1;
+        let rest = self.bytes.get(self.pos..).unwrap_or_default();
+        let digits = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+        if digits == 0 {
+            return self.fault("has a number that JSON does not allow");
         }
-        if self.pos == start {
-            self.fault("has a number that JSON does not allow")
-        } else {
-            Ok(())
-        }
+        self.pos += digits;
+        Ok(())
     }
 
     /// Steps over one value of any kind and checks it on the way.
