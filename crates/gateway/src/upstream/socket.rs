@@ -261,3 +261,33 @@ impl AsyncWrite for UpstreamIo {
         either!(self, io => io.poll_shutdown(cx))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn pieces_of_any_size_go_out_in_order() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("an address");
+        let mut ours = TcpStream::connect(at).await.expect("connected");
+        let (mut theirs, _) = listener.accept().await.expect("accepted");
+        for middle in [0, 1, 1020, 1021, 3000] {
+            let middle = vec![b'm'; middle];
+            let pieces = [
+                IoSlice::new(b"a"),
+                IoSlice::new(&middle),
+                IoSlice::new(b"zz"),
+            ];
+            let write = std::future::poll_fn(|cx| poll_write_pieces(&mut ours, cx, &pieces));
+            let written = write.await.expect("written");
+            assert_eq!(written, middle.len() + 3);
+            let mut read = vec![0; written];
+            theirs.read_exact(&mut read).await.expect("read");
+            assert_eq!(read, [&b"a"[..], &middle, b"zz"].concat());
+        }
+    }
+}
