@@ -14,6 +14,12 @@ pub(super) fn after(report: &Report, state: &str) -> Option<f64> {
     count(report.sockets_after.as_ref()?.count(state))
 }
 
+/// MiB that a run left behind.
+pub(super) fn left_over(report: &Report) -> Option<f64> {
+    let left = report.after?.rss_kib.saturating_sub(report.before?.rss_kib);
+    count(left).map(|kib| kib / 1024.0)
+}
+
 /// Values of one figure of one contender, by round.
 pub(super) fn values(runs: &[Run], scenario: &str, contender: &str, get: Get) -> Vec<(usize, f64)> {
     runs.iter()

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{Get, after, count, median, ratio, values};
+use super::figures::{Get, after, count, left_over, median, ratio, values};
 use super::verdict::verdicts;
 use super::{Machine, Run};
 use crate::load::Report;
@@ -37,9 +37,7 @@ const STORM: &[Column] = &[
     column("running after 1 s", 0, |r| count(r.running_after?)),
     column("CLOSE_WAIT", 0, |r| after(r, "CLOSE_WAIT")),
     column("TIME_WAIT", 0, |r| after(r, "TIME_WAIT")),
-    column("MiB left over", 1, |r| {
-        count(r.after?.rss_kib.saturating_sub(r.before?.rss_kib)).map(|k| k / 1024.0)
-    }),
+    column("MiB left over", 1, left_over),
     column("first event p99 ms", 2, |r| Some(r.first_event?.p99_ms)),
     column("the same undisturbed", 2, |r| {
         Some(r.first_event_undisturbed?.p99_ms)

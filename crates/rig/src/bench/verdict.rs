@@ -1,7 +1,7 @@
 //! The bars the project has set itself.
 
 use super::Run;
-use super::figures::{Get, after, count, median, ratio, values};
+use super::figures::{Get, after, count, left_over, median, ratio, values};
 
 /// One bar and whether it was met.
 #[derive(Clone, Debug)]
@@ -54,6 +54,7 @@ const WASTED: Get = |r| Some(r.waste?.percent_of_planned);
 const RUNNING: Get = |r| count(r.running_after?);
 const CLOSE_WAIT: Get = |r| after(r, "CLOSE_WAIT");
 const TIME_WAIT: Get = |r| after(r, "TIME_WAIT");
+const UNDISTURBED: Get = |r| Some(r.first_event?.p99_ms / r.first_event_undisturbed?.p99_ms);
 const ERRORS: Get = |r| count(r.error_count());
 
 const BARS: &[Bar] = &[
@@ -79,11 +80,25 @@ const BARS: &[Bar] = &[
     bar("RST: running after 1 s", 0.0, "storm-rst", RUNNING),
     bar("RST: CLOSE_WAIT", 0.0, "storm-rst", CLOSE_WAIT),
     bar("RST: TIME_WAIT", 149.0, "storm-rst", TIME_WAIT),
+    bar("RST: MiB left over", 8.0, "storm-rst", left_over),
+    bar(
+        "RST: first event p99, times the undisturbed",
+        1.5,
+        "storm-rst",
+        UNDISTURBED,
+    ),
     bar("RST: errors", 0.0, "storm-rst", ERRORS),
     bar("FIN: wasted, % of planned", 0.1, "storm-fin", WASTED),
     bar("FIN: running after 1 s", 0.0, "storm-fin", RUNNING),
     bar("FIN: CLOSE_WAIT", 0.0, "storm-fin", CLOSE_WAIT),
     bar("FIN: TIME_WAIT", 149.0, "storm-fin", TIME_WAIT),
+    bar("FIN: MiB left over", 8.0, "storm-fin", left_over),
+    bar(
+        "FIN: first event p99, times the undisturbed",
+        1.5,
+        "storm-fin",
+        UNDISTURBED,
+    ),
     bar("FIN: errors", 0.0, "storm-fin", ERRORS),
 ];
 
