@@ -15,7 +15,7 @@ struct Watch {
 static WATCH: PyOnceLock<Watch> = PyOnceLock::new();
 
 /// Installs the hook, once and for good, as hooks cannot be taken out again. `current`: the context variable of the
-/// running call, which has its entry in the attribute `_entry`. `severed`: the exception.
+/// running call, which has its entry in the attribute `entry`. `severed`: the exception.
 #[pyfunction]
 pub(crate) fn install_audit(
     py: Python<'_>,
@@ -46,7 +46,7 @@ fn hook(
     if call.is_none() {
         return Ok(());
     }
-    let entry = call.getattr("_entry")?;
+    let entry = call.getattr("entry")?;
     match entry.cast::<Entry>() {
         Ok(entry) if entry.get().is_severed() => {
             let text = "nobody waits for this call any more: it may not connect or send again";

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use pyo3::prelude::*;
 use tidegate_limiter::{Ended, Place, Refused, Rejected, Slot, Started, Waiter};
 
-use crate::ledger::{Woken, lock};
+use crate::ledger::{Offer, Woken, lock};
 use crate::sever;
 
 /// Why a call got no slot. None of its work has started.
@@ -152,12 +152,17 @@ impl Holding {
 // === impl Entry ===
 
 impl Entry {
-    pub(crate) fn of(place: Place, number: u64, woken: Woken) -> Self {
-        Self {
+    /// The entry of a call that has been offered.
+    pub(crate) fn offered(place: Place, number: u64, woken: Woken) -> Offer {
+        let entry = Self {
             number,
             state: Mutex::new(State::Queued(place)),
             severed: AtomicBool::new(false),
             woken,
+        };
+        match entry.start() {
+            Look::Started(started) => Offer::Taken((entry, started)),
+            Look::Never(refusal) => Offer::Rejected(refusal),
         }
     }
 

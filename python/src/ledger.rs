@@ -44,7 +44,7 @@ struct CrewCounts {
 /// What an offer brings: a call's entry, or why it was turned down.
 #[derive(IntoPyObject)]
 pub(crate) enum Offer {
-    Taken(Entry),
+    Taken((Entry, bool)),
     Rejected(Refusal),
 }
 
@@ -107,16 +107,16 @@ impl Ledger {
         Ok(Self { limiter, woken })
     }
 
-    /// Asks for a slot for the call of this number. `deadline` in seconds from now.
+    /// Asks for a slot for the call of this number: its entry, and whether it has the slot already; or why it gets
+    /// none. `deadline` in seconds from now.
     fn offer(
         &self,
         number: u64,
-        label: &str,
         terms: (u32, u64, i8),
         deadline: Option<f64>,
     ) -> PyResult<Offer> {
         let (weight, flow, class) = terms;
-        let mut ask = Ask::new(label, 0).with_flow(flow);
+        let mut ask = Ask::default().with_flow(flow);
         ask.weight = NonZeroU32::new(weight)
             .ok_or_else(|| PyValueError::new_err("weight must be at least 1"))?;
         ask.class = match class {
@@ -128,7 +128,7 @@ impl Ledger {
             ask.deadline = Instant::now().checked_add(seconds("timeout", deadline)?);
         }
         Ok(match self.limiter.offer(ask) {
-            Ok(place) => Offer::Taken(Entry::of(place, number, self.woken.clone())),
+            Ok(place) => Entry::offered(place, number, self.woken.clone()),
             Err(rejected) => Offer::Rejected(rejected.into()),
         })
     }

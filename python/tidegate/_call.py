@@ -15,6 +15,8 @@ from tidegate import _sever
 from tidegate._core import Refusal
 from tidegate._errors import Abandoned, Lost, QueueTimeout, Severed, WaitTimeout, refused
 
+from tidegate._terms import label_of
+
 if TYPE_CHECKING:
     from tidegate._core import Entry
     from tidegate._limiter import Limiter
@@ -40,59 +42,49 @@ class Call(Future[T]):
     `cancel()` leaves: a queued call is gone at once, a running one is abandoned and what it waits for is severed.
     `result(timeout)` that runs out only steps away: the call counts as abandoned until somebody asks again."""
 
-    def __init__(self, limiter: Limiter, terms: Terms, label: str, fn: Callable[[], T] | None) -> None:
+    started_at: float | None = None
+    """When its work began, on the clock of `time.monotonic`; as the others."""
+    abandoned_at: float | None = None
+    ended_at: float | None = None
+    thread: int | None = None
+    """The identity of the thread that works for it."""
+    entry: Entry | None = None
+    """Its part in the ledger."""
+    outer: Call[Any] | None = None
+    """The call whose work made this one."""
+    left: bool = False
+    """Whether its waiter has gone for good."""
+
+    _context: contextvars.Context | None = None
+    _ever = False  # whether a waiter has ever stepped away
+    _gone: threading.Event | None = None  # set when it leaves; made by the first sleep
+
+    def __init__(self, limiter: Limiter, terms: Terms, label: str | None, fn: Callable[[], T] | None) -> None:
         super().__init__()
         self.number = next(_numbers)
-        self.label = label
-        self.queued_at = time.monotonic()
-        self.started_at: float | None = None
-        """When its work began, on the clock of `time.monotonic`; as the others."""
-        self.abandoned_at: float | None = None
-        self.ended_at: float | None = None
         self.limiter = limiter
-        self.thread: int | None = None
-        """The identity of the thread that works for it."""
-        self._terms = terms
+        self.terms = terms
+        self.queued_at = time.monotonic()
+        self._label = label
+        self._named: Callable[[], T] | None = fn
         self._fn = fn
         self._epoch = limiter.epoch
-        self._context = contextvars.copy_context() if fn is not None else None
-        self._outer = current.get()
-        self._entry: Entry | None = None
-        self._left = False
-        self._ever = False  # whether a waiter has ever left
-        self._gone: threading.Event | None = None  # set when it leaves; made by the first sleep
+        if fn is not None:
+            self._context = contextvars.copy_context()
+        if (outer := current.get()) is not None:
+            self.outer = outer
 
     # --- what anybody may ask ---
 
     @property
-    def left(self) -> bool:
-        """Whether its waiter has gone for good."""
-        return self._left
-
-    @property
-    def entry(self) -> Entry | None:
-        """Its part in the ledger."""
-        return self._entry
+    def label(self) -> str:
+        """Its name in reports."""
+        return self._label or label_of(self._named)
 
     @property
     def sever(self) -> Sever | Callable[[Call[Any]], None]:
         """What ends its work when its waiter has left."""
-        return self._terms.sever
-
-    @property
-    def outer(self) -> Call[Any] | None:
-        """The call whose work made this one."""
-        return self._outer
-
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """Weight, flow and class, as the ledger has them."""
-        return self._terms.numbers
-
-    @property
-    def deadline(self) -> float | None:
-        """The time for queue and work together, in seconds."""
-        return self._terms.timeout
+        return self.terms.sever
 
     @property
     def started(self) -> bool:
@@ -102,7 +94,7 @@ class Call(Future[T]):
     @property
     def abandoned(self) -> bool:
         """Whether its work runs and nobody waits for it."""
-        return self._entry is not None and self._entry.abandoned
+        return self.entry is not None and self.entry.abandoned
 
     @property
     def age(self) -> float | None:
@@ -123,16 +115,20 @@ class Call(Future[T]):
         self._await_here(timeout)
         return super().result(timeout)
 
+    def answer(self) -> T:
+        """The result of a call that is done."""
+        return super().result()
+
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._await_here(timeout)
         return super().exception(timeout)
 
     def leave(self) -> bool:
         """The waiter has gone for good. Whether nothing of the call has started."""
-        entry = self._entry
+        entry = self.entry
         if entry is None:
             return False
-        self._left = True
+        self.left = True
         how, woken = entry.leave(False)
         self.limiter.wake(woken)
         if how == "left":
@@ -154,7 +150,7 @@ class Call(Future[T]):
         gone = self._gone
         if gone is None:
             gone = self._gone = threading.Event()  # before the look at `_left`, as `leave` does it the other way about
-        if self._left or gone.wait(seconds):
+        if self.left or gone.wait(seconds):
             raise Severed("nobody waits for this call any more: it may not sleep on")
 
     def __repr__(self) -> str:
@@ -163,18 +159,9 @@ class Call(Future[T]):
 
     # --- for the limiter ---
 
-    def offered(self, entry: Entry) -> None:
-        """It has a place in the ledger. Looks whether it has a slot too."""
-        self._entry = entry
-        self.look()
-
-    def take(self, entry: Entry) -> None:
-        """It runs under a slot that another call holds."""
-        self._entry = entry
-
     def look(self) -> None:
         """Looks for the slot, and starts with it."""
-        entry = self._entry
+        entry = self.entry
         if entry is None:
             return  # its offer is being made, and it will look for itself
         found = entry.start()
@@ -195,7 +182,7 @@ class Call(Future[T]):
 
     def expire(self) -> None:
         """Its time in the queue is up."""
-        entry = self._entry
+        entry = self.entry
         if entry is None:
             return
         how, woken = entry.expire()
@@ -212,7 +199,7 @@ class Call(Future[T]):
 
     def begin(self) -> bool:
         """Its work begins in this thread. Whether it may."""
-        if self._entry is None or not self._entry.begin():
+        if self.entry is None or not self.entry.begin():
             return False
         self.thread = threading.get_ident()
         self.started_at = time.monotonic()
@@ -225,6 +212,9 @@ class Call(Future[T]):
         fn, context = self._fn, self._context
         assert fn is not None and context is not None
         self._fn = self._context = None
+        if self._label is None:
+            self._label = label_of(fn)
+        self._named = None  # which holds the arguments
         try:
             value = context.run(self._run, fn)
         except Severed as severed:
@@ -241,17 +231,17 @@ class Call(Future[T]):
 
     def fail(self, error: BaseException) -> None:
         """It has its slot and cannot begin."""
-        if self._entry is not None and not self.done():
+        if self.entry is not None and not self.done():
             self.ended_at = time.monotonic()
-            self.limiter.ended(self, self._entry.finish(_ERROR))
+            self.limiter.ended(self, self.entry.finish(_ERROR))
             self.settle(None, error)
 
     def end(self, value: T | None, error: BaseException | None) -> None:
         """The work is over: first the slot goes to the next, then the answer to the waiter."""
-        entry = self._entry
+        entry = self.entry
         if entry is None or self._epoch != self.limiter.epoch:
             return  # a fork of the process that does the work
-        if self._left and error is not None:
+        if self.left and error is not None:
             outcome = _CANCELLED
         elif error is None:
             outcome = _OK
@@ -259,11 +249,11 @@ class Call(Future[T]):
             outcome = _ERROR if isinstance(error, Exception) else _PANICKED
         self.ended_at = time.monotonic()
         self.thread = None
-        self._outer = None
+        self.outer = None
         self.limiter.thread_free()
         self.limiter.ended(self, entry.finish(outcome))
         self.settle(value, error)
-        if self._left:
+        if self.left:
             self._tell(error)
 
     def settle(self, value: T | None, error: BaseException | None) -> None:
@@ -274,7 +264,7 @@ class Call(Future[T]):
 
     def holds(self, limiter: Limiter) -> bool:
         """Whether it has a slot of `limiter`, and its work is not over."""
-        return self.limiter is limiter and self._entry is not None and self._entry.begun
+        return self.limiter is limiter and self.entry is not None and self.entry.begun
 
     def timed_out(self, timeout: float) -> TimeoutError:
         """Leaves, as the time for the wait is over, and says how far the call had come."""
@@ -291,7 +281,7 @@ class Call(Future[T]):
         if self.done():
             return
         self._check_epoch()
-        if self._ever and self._entry is not None and not self._left and self._entry.come_back():
+        if self._ever and self.entry is not None and not self.left and self.entry.come_back():
             self.abandoned_at = None
         if timeout is None:
             return
@@ -303,9 +293,9 @@ class Call(Future[T]):
             raise
 
     def _step_away(self) -> None:
-        if self._entry is not None and self._entry.begun and not self._left:
+        if self.entry is not None and self.entry.begun and not self.left:
             self._ever = True
-            how, woken = self._entry.leave(True)
+            how, woken = self.entry.leave(True)
             self.limiter.wake(woken)
             if how == "abandoned":
                 self._abandoned()
@@ -381,12 +371,12 @@ class Held(Call[None]):
 
     def end_block(self, error: BaseException | None) -> None:
         """Ends with the error for the count, and none for a reader of the future: the block has raised it itself."""
-        entry = self._entry
+        entry = self.entry
         if entry is None or self._epoch != self.limiter.epoch:
             return
         self.ended_at = time.monotonic()
         self.thread = None
-        self._outer = None
+        self.outer = None
         if error is None:
             outcome = _OK
         elif isinstance(error, Exception):

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import Future
 from functools import partial, wraps
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from inspect import CO_COROUTINE, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from tidegate import _sever, _statistics
-from tidegate._call import Call, Held, current
+from tidegate._call import Call, Held
 from tidegate._core import Ledger, Refusal
 from tidegate._drain import DrainReport, adrain, drain, dump
 from tidegate._errors import Reentrant, refused
@@ -57,7 +57,7 @@ class Ask:
         except BaseException:
             call.leave()
             raise
-        return call.result()
+        return call.answer()
 
     def call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs `fn` under a slot and waits for it: in this thread, or, with `ask(timeout=...)`, on one that can be
@@ -83,9 +83,10 @@ class Ask:
         limiter, terms = self._limiter, self._terms
         if not callable(fn):
             raise TypeError(f"a function is needed, not {fn!r}")
-        if iscoroutinefunction(fn):
+        # As inspect.iscoroutinefunction says it for functions and methods, which takes as long as the rest.
+        if (code := getattr(fn, "__code__", None)) is not None and code.co_flags & CO_COROUTINE:
             raise TypeError(f"{label_of(fn)} is a coroutine function: hold a slot around it, `async with slot()`")
-        call = Call[T](limiter, terms, terms.label or label_of(fn), partial(fn, *args, **kwargs))
+        call: Call[T] = Call(limiter, terms, terms.label, partial(fn, *args, **kwargs))
         limiter.admit(call)
         return call
 
@@ -317,39 +318,39 @@ class Limiter(Ask):
 
     def admit(self, call: Call[Any]) -> None:
         """Offers the call to the ledger, or puts it under the slot that its maker holds."""
-        if call.sever == "sockets":
+        terms = call.terms
+        if terms.sever == "sockets" and not _sever.installed:
             _sever.install()
-        if (outer := self.holder()) is not None:
+        if call.outer is not None and (outer := self.holder(call.outer)) is not None:
             lent = outer.entry and outer.entry.lend(call.number)
             if lent is None:
                 raise Reentrant(
                     f"the work of {outer.label!r} has a call of the same limiter under its slot already; a "
                     "second at once could wait for ever: make them one after the other, or outside of the work"
                 )
-            self.start(call, lent)
+            call.entry = lent
+            call.granted()
             return
-        deadline = call.deadline
-        self._queued[call.number] = call  # before the offer: its slot may come while the offer returns
-        offer = self._ledger.offer(call.number, call.label, call.numbers, deadline)
+        number = call.number
+        self._queued[number] = call  # before the offer: its slot may come while the offer returns
+        offer = self._ledger.offer(number, terms.numbers, terms.timeout)
         if isinstance(offer, Refusal):
-            del self._queued[call.number]
+            del self._queued[number]
             raise refused(offer, self.name)
-        call.offered(offer)
-        if self.queue_timeout is not None and call.number in self._queued:
-            _timer.set(call, self.queue_timeout)
+        call.entry, started = offer
+        if started:
+            del self._queued[number]
+            call.granted()
+        else:
+            call.look()  # again: nobody could tell it of its slot before it had its entry
+            if self.queue_timeout is not None and number in self._queued:
+                _timer.set(call, self.queue_timeout)
 
-    def holder(self) -> Call[Any] | None:
-        """The call of this limiter whose work the caller is part of."""
-        call = current.get()
-        while call is not None:
-            if call.holds(self):
-                return call
+    def holder(self, call: Call[Any] | None) -> Call[Any] | None:
+        """The call of this limiter that `call` is, or is part of the work of."""
+        while call is not None and not call.holds(self):
             call = call.outer
-        return None
-
-    def start(self, call: Call[Any], entry: Any) -> None:
-        call.take(entry)
-        call.granted()
+        return call
 
     def dispatch(self, call: Call[Any]) -> None:
         """A call of the pool has its slot."""

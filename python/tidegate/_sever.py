@@ -27,7 +27,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 log = logging.getLogger("tidegate")
 _sleep = time.sleep
-_installed = False
+installed = False
 _lock = threading.Lock()
 
 
@@ -57,11 +57,11 @@ def _is_positive(seconds: object) -> bool:
 
 def install() -> None:
     """Once, when the first call asks for it."""
-    global _installed
-    if _installed:
+    global installed
+    if installed:
         return
     with _lock:
-        if _installed:
+        if installed:
             return
         from tidegate._call import current
         from tidegate._core import install_audit
@@ -69,7 +69,7 @@ def install() -> None:
         install_audit(current, Severed)
         if time.sleep is _sleep:
             time.sleep = _Sleep()  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
-        _installed = True
+        installed = True
 
 
 class _Severer:

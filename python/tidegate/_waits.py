@@ -21,8 +21,6 @@ async def settled(future: Future[Any], timeout: float | None = None) -> bool:
     """Waits until `future` is done, at most `timeout` seconds; whether it is.
 
     Cancelling the wait raises as the event loop does it, and does nothing to the future."""
-    if future.done():
-        return True
     if in_trio():
         await _settled_in_trio(future, timeout)
     else:
