@@ -109,12 +109,7 @@ impl Ledger {
 
     /// Asks for a slot for the call of this number: its entry, and whether it has the slot already; or why it gets
     /// none. `deadline` in seconds from now.
-    fn offer(
-        &self,
-        number: u64,
-        terms: (u32, u64, i8),
-        deadline: Option<f64>,
-    ) -> PyResult<Offer> {
+    fn offer(&self, number: u64, terms: (u32, u64, i8), deadline: Option<f64>) -> PyResult<Offer> {
         let (weight, flow, class) = terms;
         let mut ask = Ask::default().with_flow(flow);
         ask.weight = NonZeroU32::new(weight)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidegate import _sever
 from tidegate._core import Refusal
 from tidegate._errors import Abandoned, Lost, QueueTimeout, Severed, WaitTimeout, refused
-
 from tidegate._terms import label_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ T = TypeVar("T")
 log = logging.getLogger("tidegate")
 current: contextvars.ContextVar[Call[Any] | None] = contextvars.ContextVar("tidegate.call", default=None)
 _numbers = itertools.count(1)
+
+REQUESTS = 16
+"""The most requests of one call that a gateway is told of: the last ones."""
 
 _OK, _ERROR, _CANCELLED, _PANICKED = range(4)
 
@@ -55,6 +58,9 @@ class Call(Future[T]):
     left: bool = False
     """Whether its waiter has gone for good."""
 
+    requests: deque[tuple[str, dict[str, str]]]
+    """What it has asked of the limiter's gateway, if it has one."""
+
     _context: contextvars.Context | None = None
     _ever = False  # whether a waiter has ever stepped away
     _gone: threading.Event | None = None  # set when it leaves; made by the first sleep
@@ -71,6 +77,8 @@ class Call(Future[T]):
         self._epoch = limiter.epoch
         if fn is not None:
             self._context = contextvars.copy_context()
+        if limiter.gateway is not None:
+            self.requests = deque(maxlen=REQUESTS)
         if (outer := current.get()) is not None:
             self.outer = outer
 

@@ -16,6 +16,7 @@ from tidegate._call import Call, Held
 from tidegate._core import Ledger, Refusal
 from tidegate._drain import DrainReport, adrain, drain, dump
 from tidegate._errors import Reentrant, refused
+from tidegate._gateway import Gateway, patch
 from tidegate._slot import SlotContext
 from tidegate._stream import Stream
 from tidegate._terms import Priority, Sever, Terms, check_count, check_seconds, label_of
@@ -177,6 +178,7 @@ class Limiter(Ask):
         on_leftover: Callable[[Call[Any]], None] | None = None,
         target_delay: float | None = None,
         flow_limit: int | None = None,
+        gateway: str | None = None,
     ) -> None:
         self._limit = check_count("limit", limit, 1)
         self._queue = limit if queue is None else check_count("queue", queue, 0)
@@ -188,6 +190,7 @@ class Limiter(Ask):
         self._flow_limit = None if flow_limit is None else check_count("flow_limit", flow_limit, 1)
         if on_leftover is not None and not callable(on_leftover):
             raise TypeError(f"on_leftover must be a function of a call, not {on_leftover!r}")
+        self.gateway = None if gateway is None else Gateway(gateway)
         self.name = name
         self.on_leftover = on_leftover
         super().__init__(None, Terms(sever=sever))
@@ -321,6 +324,8 @@ class Limiter(Ask):
         terms = call.terms
         if terms.sever == "sockets" and not _sever.installed:
             _sever.install()
+        if self.gateway is not None:
+            patch()
         if call.outer is not None and (outer := self.holder(call.outer)) is not None:
             lent = outer.entry and outer.entry.lend(call.number)
             if lent is None:
@@ -410,6 +415,8 @@ def _after_fork() -> None:
     _sever.forked()
     for limiter in list(limiters):
         limiter._begin()  # pyright: ignore[reportPrivateUsage]
+        if limiter.gateway is not None:
+            limiter.gateway.forked()
 
 
 if hasattr(os, "register_at_fork"):

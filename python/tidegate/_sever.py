@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from tidegate import _gateway
 from tidegate._errors import Severed
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def forked() -> None:
 
 def begin(call: Call[Any]) -> None:
     """The waiter has left for good."""
+    if call.sever != "off":
+        _gateway.left(call)
     if callable(sever := call.sever):
         try:
             sever(call)

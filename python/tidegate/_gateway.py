@@ -1,0 +1,132 @@
+"""With a Tidegate gateway in front: each request of a call carries a number, and the gateway is told when the call is
+left. Closing the connection tells it too; this reaches it through whatever stands between, and where the socket cannot
+be severed."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import logging
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+if TYPE_CHECKING:
+    from tidegate._call import Call
+
+HEADER = "x-tidegate-call"
+PATIENCE = 5.0
+"""How long the gateway may take to hear it, in seconds."""
+KEYS = ("authorization", "x-api-key", "api-key")
+"""What says whose call it is: the gateway lets nobody else cancel it."""
+
+log = logging.getLogger("tidegate")
+_process = secrets.token_hex(8)
+_numbers = itertools.count(1)
+_patched: set[str] = set()
+_lock = threading.Lock()
+
+
+class Gateway:
+    """The gateway of one limiter."""
+
+    def __init__(self, url: str) -> None:
+        self.base = _base(url)
+        self._left: SimpleQueue[tuple[str, dict[str, str]]] | None = None
+
+    def is_for(self, url: str) -> bool:
+        """Whether a request goes to it."""
+        to = urlsplit(url)
+        return (to.scheme, to.hostname, _port(to)) == (self.base.scheme, self.base.hostname, _port(self.base))
+
+    def tell(self, requests: list[tuple[str, dict[str, str]]]) -> None:
+        """These requests are waited for by nobody. Said from a thread of its own."""
+        with _lock:
+            if self._left is None:
+                self._left = SimpleQueue()
+                threading.Thread(target=self._run, args=(self._left,), name="tidegate-gateway", daemon=True).start()
+        for one in requests:
+            self._left.put(one)
+
+    def forked(self) -> None:
+        """In the child of a fork, where its thread is not."""
+        self._left = None
+
+    def _run(self, left: SimpleQueue[tuple[str, dict[str, str]]]) -> None:
+        while True:
+            number, keys = left.get()
+            try:
+                status = self._cancel(number, keys)
+                if status >= 400 and status != 404:  # 404: it had ended
+                    log.warning("the gateway at %s did not cancel call %s: %s", self.base.geturl(), number, status)
+            except (OSError, http.client.HTTPException) as error:
+                log.warning("the gateway at %s could not be told to cancel: %s", self.base.geturl(), error)
+
+    def _cancel(self, number: str, keys: dict[str, str]) -> int:
+        kind = http.client.HTTPSConnection if self.base.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self.base.hostname or "", self.base.port, timeout=PATIENCE)
+        try:
+            connection.request("POST", f"/v1/calls/{number}/cancel", headers={**keys, "content-length": "0"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+
+def _base(url: object) -> SplitResult:
+    if not isinstance(url, str):
+        raise TypeError(f"gateway must be a URL, not {url!r}")
+    base = urlsplit(url)
+    if base.scheme not in ("http", "https") or not base.hostname:
+        raise ValueError(f"gateway must be a URL like http://127.0.0.1:8080, not {url!r}")
+    return base
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+def mark(url: str, headers: Any) -> None:
+    """Gives a request that the running call is about to send its number."""
+    from tidegate._call import current
+
+    call = current.get()
+    if call is None or (gateway := call.limiter.gateway) is None or call.left or not gateway.is_for(url):
+        return
+    number = f"{_process}-{next(_numbers)}"
+    headers[HEADER] = number
+    keys = {name: str(headers[name]) for name in KEYS if name in headers}
+    call.requests.append((number, keys))
+
+
+def patch() -> None:
+    """Has the clients of httpx, httpx2 and requests mark their requests, once each is loaded."""
+    for module, name in (("httpx", "Client"), ("httpx2", "Client"), ("requests", "Session")):
+        if module in _patched or module not in sys.modules:
+            continue
+        with _lock:
+            kind: Any = getattr(sys.modules[module], name, None)
+            if kind is None or module in _patched:
+                continue  # being loaded
+            kind.send = _marking(kind.send)
+            _patched.add(module)
+
+
+def _marking(send: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(send)
+    def marked(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        mark(str(request.url), request.headers)
+        return send(self, request, *args, **kwargs)
+
+    return marked
+
+
+def left(call: Call[Any]) -> None:
+    """The waiter has gone: the gateway is told of what the call has asked of it."""
+    gateway = call.limiter.gateway
+    if gateway is not None and call.requests:
+        gateway.tell(list(call.requests))
