@@ -20,7 +20,7 @@ EVENT = (
 )
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Waits for a condition, and fails when it does not come."""
     end = time.monotonic() + seconds
     while not (value := condition()):

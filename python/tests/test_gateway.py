@@ -87,7 +87,7 @@ def test_a_gateway_that_is_none(url: Any) -> None:
 
 def test_the_wheel_brings_the_gateway() -> None:
     program = Path(sys.executable).parent / "tidegate"
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stdout) == (0, f"tidegate {_version()}\n")
     file = program.read_bytes()[:4]
     assert file == b"\x7fELF", "the program itself, and no script around it"

@@ -20,7 +20,7 @@ def test_example(number: int) -> None:
     with serving("answer") as server:
         environment = {**os.environ, "OPENAI_BASE_URL": server.url + "/v1", "OPENAI_API_KEY": "k"}
         command = [sys.executable, "-c", EXAMPLES[number]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert done.returncode == 0, done.stderr
         if number == 0:
             assert done.stdout == "hello\n" and len(server.requests) == 1
