@@ -448,14 +448,21 @@ def test_drain_reports_what_it_leaves() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_adrain_waits_for_queue_and_work(backend: str) -> None:
     limiter = tidegate.Limiter(1, queue=3)
-    calls = [limiter.submit(threading.Event().wait, 0.02) for _ in range(3)]
+    with blocking() as work:
+        calls = [limiter.submit(work) for _ in range(3)]
 
-    async def main() -> tidegate.DrainReport:
-        return await limiter.adrain(10)
+        async def main() -> None:
+            async def release() -> None:
+                await until_async(lambda: limiter.closed)
+                work.release.set()
 
-    report = anyio.run(main, backend=backend)
-    assert (report.finished, report.cancelled, report.clean) == (3, 0, True)
-    assert all(call.done() for call in calls) and limiter.closed
+            async with anyio.create_task_group() as group:
+                group.start_soon(release)
+                report = await limiter.adrain(30)
+            assert (report.finished, report.cancelled, report.clean) == (3, 0, True)
+
+        anyio.run(main, backend=backend)
+        assert all(call.done() for call in calls) and limiter.closed
 
 
 def test_the_outcome_of_abandoned_work_is_told(caplog: pytest.LogCaptureFixture) -> None:
