@@ -15,6 +15,7 @@ mod naive;
 pub mod raw;
 pub mod script;
 pub mod sse;
+pub mod storm;
 mod truth;
 mod upstream;
 

@@ -28,7 +28,7 @@ pub(super) fn values(runs: &[Run], scenario: &str, contender: &str, get: Get) ->
         .collect()
 }
 
-pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;

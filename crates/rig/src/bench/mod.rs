@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use busy::Busy;
 pub use contender::{Contender, Kind};
+pub(crate) use figures::median;
 pub use machine::Machine;
 pub use markdown::markdown;
 use upstream::Upstream;

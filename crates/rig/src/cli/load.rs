@@ -112,7 +112,7 @@ enum LeaveArg {
 
 /// Bars; a result above one makes the exit code 1.
 #[derive(Clone, Debug, Args)]
-struct BarArgs {
+pub(super) struct BarArgs {
     /// Wasted tokens, percent of the planned ones (`0.1%` or `0.1`).
     #[arg(long, global = true, value_parser = percent)]
     max_waste: Option<f64>,
@@ -138,6 +138,15 @@ struct BarArgs {
     max_first_event_ratio: Option<f64>,
     #[arg(long, global = true)]
     max_errors: Option<u64>,
+    /// Upstream calls for each call that a user wanted.
+    #[arg(long, global = true)]
+    max_amplification: Option<f64>,
+    /// Calls that ran for nobody, times how long they did, in seconds.
+    #[arg(long, global = true)]
+    max_abandoned_seconds: Option<f64>,
+    /// Calls running at the upstream at once.
+    #[arg(long, global = true)]
+    max_running: Option<u64>,
 }
 
 fn percent(text: &str) -> Result<f64, std::num::ParseFloatError> {
@@ -145,7 +154,7 @@ fn percent(text: &str) -> Result<f64, std::num::ParseFloatError> {
 }
 
 impl BarArgs {
-    fn bars(&self) -> Bars {
+    pub(super) fn bars(&self) -> Bars {
         Bars {
             max_waste_percent: self.max_waste,
             max_time_wait: self.max_time_wait,
@@ -159,6 +168,9 @@ impl BarArgs {
             max_delay_p99_ms: self.max_delay_p99_ms,
             max_first_event_ratio: self.max_first_event_ratio,
             max_errors: self.max_errors,
+            max_amplification: self.max_amplification,
+            max_abandoned_seconds: self.max_abandoned_seconds,
+            max_running: self.max_running,
         }
     }
 }

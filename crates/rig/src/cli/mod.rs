@@ -3,9 +3,11 @@
 mod bench;
 mod fake;
 mod load;
+mod storm;
 mod words;
 
 pub use fake::{FAKE_HELP, FakeArgs};
+pub use storm::{STORM_HELP, StormArgs};
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -31,6 +33,9 @@ pub enum Command {
     /// Serve scripted answers and count what really happens.
     #[command(after_help = FAKE_HELP)]
     FakeUpstream(Box<FakeArgs>),
+    /// Let users leave, lag, crowd and retry, and see what a gateway makes of it.
+    #[command(after_help = STORM_HELP)]
+    Storm(Box<StormArgs>),
     /// Put load on a gateway and measure it.
     Load(Box<load::LoadArgs>),
     /// Compare gateways under the same load.
@@ -76,6 +81,7 @@ pub async fn run(command: Command) -> io::Result<bool> {
         Command::FakeUpstream(args) => fake::run(*args).await,
         Command::NaiveProxy(args) => naive(args).await,
         Command::Bench(args) => bench::run(args).await,
+        Command::Storm(args) => storm::run(*args).await,
         Command::Load(args) => load::run(*args).await,
     }
 }

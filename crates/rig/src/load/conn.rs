@@ -2,7 +2,7 @@
 //! an answer ends and where its events are.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
 use memchr::memmem;
@@ -13,16 +13,18 @@ use crate::http1::{BodyDecoder, Framed, Head};
 
 /// One connection of a load.
 #[derive(Debug)]
-pub(super) struct Conn {
+pub(crate) struct Conn {
     stream: TcpStream,
     buf: Vec<u8>,
     body: Vec<u8>,
     decoder: BodyDecoder,
-    pub(super) close: bool,
+    pub(crate) close: bool,
+    /// `Retry-After` of the last head, up to the minute that SDKs obey.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Conn {
-    pub(super) async fn connect(addr: SocketAddr, receive_buffer: Option<u32>) -> io::Result<Self> {
+    pub(crate) async fn connect(addr: SocketAddr, receive_buffer: Option<u32>) -> io::Result<Self> {
         let socket = match addr {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
@@ -38,10 +40,11 @@ impl Conn {
             body: Vec::new(),
             decoder: BodyDecoder::new(Framed::Length(0)),
             close: false,
+            retry_after: None,
         })
     }
 
-    pub(super) async fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.stream.try_write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
@@ -68,14 +71,17 @@ impl Conn {
     }
 
     /// Reads a final head; the status.
-    pub(super) async fn head(&mut self) -> io::Result<u16> {
+    pub(crate) async fn head(&mut self) -> io::Result<u16> {
         loop {
             if memmem::find(&self.buf, b"\r\n\r\n").is_none() {
+                if !looks_like_http(&self.buf) || self.buf.len() > HEAD_MAX {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
                 self.fill().await?;
                 continue;
             }
             let Some((head, used)) = Head::parse(&self.buf) else {
-                continue;
+                return Err(io::ErrorKind::InvalidData.into());
             };
             self.buf.drain(..used);
             let status = head.words().and_then(|(_, s, _)| s.parse().ok());
@@ -90,6 +96,11 @@ impl Conn {
                 None => Framed::UntilClose,
             };
             self.close = head.has("connection", "close") || framed == Framed::UntilClose;
+            self.retry_after = head
+                .get("retry-after")
+                .and_then(|v| v.parse().ok())
+                .filter(|seconds| (1..=60).contains(seconds))
+                .map(Duration::from_secs);
             self.decoder = BodyDecoder::new(framed);
             self.body.clear();
             return Ok(status);
@@ -97,7 +108,7 @@ impl Conn {
     }
 
     /// Body bytes that came; none at its end.
-    pub(super) async fn body(&mut self) -> io::Result<Option<&[u8]>> {
+    pub(crate) async fn body(&mut self) -> io::Result<Option<&[u8]>> {
         self.body.clear();
         loop {
             let used = self
@@ -123,7 +134,7 @@ impl Conn {
     }
 
     /// One call from first to last byte; the status.
-    pub(super) async fn call(&mut self, request: &[u8]) -> io::Result<u16> {
+    pub(crate) async fn call(&mut self, request: &[u8]) -> io::Result<u16> {
         self.send(request).await?;
         let status = self.head().await?;
         while self.body().await?.is_some() {}
@@ -131,7 +142,7 @@ impl Conn {
     }
 
     /// Reads what the kernel holds, at most `most` bytes, without decoding.
-    pub(super) async fn sip(&mut self, most: usize) -> io::Result<usize> {
+    pub(crate) async fn sip(&mut self, most: usize) -> io::Result<usize> {
         self.stream.readable().await?;
         self.buf.resize(most, 0);
         let read = match self.stream.try_read(&mut self.buf) {
@@ -143,19 +154,34 @@ impl Conn {
         read
     }
 
+    /// Says that nothing more will be sent.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).shutdown(Shutdown::Write)
+    }
+
     /// Makes the close that follows a reset.
-    pub(super) fn reset(&self) -> io::Result<()> {
+    pub(crate) fn reset(&self) -> io::Result<()> {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
     }
 }
 
+/// A head longer than this is none.
+const HEAD_MAX: usize = 1024 * 1024;
+
+fn looks_like_http(start: &[u8]) -> bool {
+    start
+        .iter()
+        .zip(b"HTTP/1.")
+        .all(|(is, should)| is == should)
+}
+
 /// Events whose end is in `bytes`.
-pub(super) fn events(bytes: &[u8]) -> u64 {
+pub(crate) fn events(bytes: &[u8]) -> u64 {
     memmem::find_iter(bytes, b"\n\n").count() as u64
 }
 
 /// The stamps in `bytes`; one that the end may have cut is left out.
-pub(super) fn stamps(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn stamps(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     const KEY: &[u8] = b"\"stamp\":";
     memmem::find_iter(bytes, KEY).filter_map(|at| {
         let digits = &bytes[at + KEY.len()..];

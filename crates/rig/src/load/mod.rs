@@ -13,8 +13,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use calls::{CallsPlan, calls};
+pub(crate) use conn::{Conn, events, stamps};
 pub use control::Control;
+pub(crate) use report::histogram;
 pub use report::{Bars, Quantiles, Report, Waste};
+pub(crate) use sample::family;
 pub use sample::{ProcessUse, Sampler, Sockets, Watched};
 pub use storm::{Cut, Leave, StormPlan, storm};
 pub use streams::{HeldPlan, StreamsPlan, idle, slow, streams};
@@ -93,12 +96,12 @@ pub fn raise_descriptors(needed: u64) -> io::Result<u64> {
 }
 
 /// Milliseconds as a float, for reports.
-fn millis(ns: u64) -> f64 {
+pub(crate) fn millis(ns: u64) -> f64 {
     Duration::from_nanos(ns).as_secs_f64() * 1000.0
 }
 
 /// A count as a float, for reports.
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-fn float(n: u64) -> f64 {
+pub(crate) fn float(n: u64) -> f64 {
     n as f64
 }

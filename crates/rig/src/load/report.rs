@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::{ProcessUse, Sockets};
 use super::{float, millis};
+use crate::storm::Tick;
 use crate::truth::Truth;
 
 /// Quantiles of a distribution, milliseconds.
@@ -26,7 +27,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    pub(super) fn of(histogram: &Histogram<u64>) -> Self {
+    pub(crate) fn of(histogram: &Histogram<u64>) -> Self {
         let at = |q: f64| millis(histogram.value_at_quantile(q));
         Self {
             count: histogram.len(),
@@ -39,7 +40,7 @@ impl Quantiles {
 }
 
 /// A histogram of nanoseconds up to two minutes.
-pub(super) fn histogram() -> Histogram<u64> {
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1_000, 120_000_000_000, 3).expect("bounds are sound")
 }
 
@@ -61,7 +62,7 @@ pub struct Waste {
 }
 
 impl Waste {
-    pub(super) fn of(planned: u64, generated: u64, received: u64) -> Self {
+    pub(crate) fn of(planned: u64, generated: u64, received: u64) -> Self {
         let wasted = generated.saturating_sub(received);
         let percent = |of: u64| 100.0 * float(wasted) / float(of.max(1));
         Self {
@@ -122,6 +123,26 @@ pub struct Report {
     pub waste: Option<Waste>,
     /// The upstream's counts.
     pub truth: Option<Truth>,
+    /// Why it ended before its time.
+    pub ended_early: Option<String>,
+    /// Upstream calls for each call that a user wanted.
+    pub amplification: Option<f64>,
+    /// Most calls at once that ran for nobody.
+    pub max_abandoned: Option<u64>,
+    /// Calls that ran for nobody, times how long.
+    pub abandoned_call_seconds: Option<f64>,
+    /// From the loss of all clients until nothing ran.
+    pub stopped_after_seconds: Option<f64>,
+    /// From the start until the process had ended.
+    pub exit_seconds: Option<f64>,
+    /// Whether nothing went wrong before the process was asked to end.
+    pub error_free_until_drain: Option<bool>,
+    /// By name: shares of values, and what they lie below, ms.
+    #[serde(default)]
+    pub distributions: BTreeMap<String, Vec<(f64, f64)>>,
+    /// What happened over time.
+    #[serde(default)]
+    pub series: Vec<Tick>,
 }
 
 /// Bars: a result above one of them fails the run.
@@ -151,17 +172,45 @@ pub struct Bars {
     pub max_first_event_ratio: Option<f64>,
     /// Things gone wrong.
     pub max_errors: Option<u64>,
+    /// Upstream calls for each call that a user wanted.
+    pub max_amplification: Option<f64>,
+    /// Calls that ran for nobody, times how long, seconds.
+    pub max_abandoned_seconds: Option<f64>,
+    /// Most calls that may run at once.
+    pub max_running: Option<u64>,
+}
+
+impl Bars {
+    /// Whether a bar is on something that only the upstream knows.
+    #[must_use]
+    pub fn needs_truth(&self) -> bool {
+        self.max_waste_percent.is_some()
+            || self.max_running_after.is_some()
+            || self.max_amplification.is_some()
+            || self.max_abandoned_seconds.is_some()
+            || self.max_running.is_some()
+    }
+
+    /// Whether a bar is on something of the gateway's process.
+    #[must_use]
+    pub fn needs_process(&self) -> bool {
+        self.max_memory_left_mib.is_some()
+            || self.max_cpu_us_per_call.is_some()
+            || self.max_cpu_us_per_chunk.is_some()
+            || self.max_kib_per_stream.is_some()
+            || self.max_mib.is_some()
+    }
 }
 
 impl Report {
-    pub(super) fn new(scenario: &str) -> Self {
+    pub(crate) fn new(scenario: &str) -> Self {
         Self {
             scenario: scenario.to_owned(),
             ..Self::default()
         }
     }
 
-    pub(super) fn error(&mut self, kind: String) {
+    pub(crate) fn error(&mut self, kind: String) {
         *self.errors.entry(kind).or_insert(0) += 1;
     }
 
@@ -172,7 +221,7 @@ impl Report {
     }
 
     /// Fills in the CPU used between two samples.
-    pub(super) fn cpu(&mut self, from: Option<ProcessUse>, to: Option<ProcessUse>) {
+    pub(crate) fn cpu(&mut self, from: Option<ProcessUse>, to: Option<ProcessUse>) {
         let (Some(from), Some(to)) = (from, to) else {
             return;
         };
@@ -243,6 +292,17 @@ impl Report {
             self.delay.map(|d| d.p99_ms),
         );
         hold("first event ratio", bars.max_first_event_ratio, ratio);
+        hold("amplification", bars.max_amplification, self.amplification);
+        hold(
+            "abandoned call-seconds",
+            bars.max_abandoned_seconds,
+            self.abandoned_call_seconds,
+        );
+        hold(
+            "running at most",
+            int(bars.max_running),
+            int(self.truth.map(|t| t.max_running)),
+        );
         hold(
             "errors",
             int(bars.max_errors),
@@ -343,6 +403,34 @@ impl Report {
                 w.wasted, w.percent_of_planned, w.planned, w.percent_of_generated, w.generated
             );
             row("wasted", text);
+        }
+        if let Some(n) = self.max_abandoned {
+            let area = self.abandoned_call_seconds.unwrap_or_default();
+            row("abandoned", format!("{n} at most, {area:.2} call-seconds"));
+        }
+        for (name, value) in [
+            ("upstream calls per call wanted", self.amplification),
+            ("nothing ran after s", self.stopped_after_seconds),
+            ("process ended after s", self.exit_seconds),
+        ] {
+            if let Some(v) = value {
+                row(name, format!("{v:.2}"));
+            }
+        }
+        if let Some(t) = self.truth {
+            let text = format!(
+                "{} begun, at most {} at once; complete {}, client gone {}, ran on {}, cut {}",
+                t.calls_begun,
+                t.max_running,
+                t.ended_complete,
+                t.ended_peer_fin + t.ended_peer_rst,
+                t.ended_ran_on,
+                t.ended_script
+            );
+            row("upstream", text);
+        }
+        if let Some(why) = &self.ended_early {
+            row("ended early", why.clone());
         }
         for (kind, n) in &self.errors {
             row("error", format!("{n} x {kind}"));

@@ -135,7 +135,7 @@ fn socket(line: &str) -> Option<(u16, u16, &'static str)> {
 }
 
 /// A process and all processes below it.
-fn family(root: u32) -> Vec<u32> {
+pub(crate) fn family(root: u32) -> Vec<u32> {
     let mut family = vec![root];
     let mut next = 0;
     while let Some(pid) = family.get(next).copied() {

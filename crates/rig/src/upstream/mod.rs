@@ -151,6 +151,11 @@ impl FakeUpstream {
         self.shared.set_default(script);
     }
 
+    /// Forgets counts and calls; what is open or running stays counted.
+    pub fn reset(&self) {
+        self.shared.ledger.reset();
+    }
+
     /// Breaks all open connections in one moment.
     pub fn cut_all(&self, how: PeerEnd) {
         self.shared.cut.send_replace(how);

@@ -1,0 +1,188 @@
+//! What happens over time, on a thread of its own.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::Source;
+use super::live::Live;
+use crate::load::{ProcessUse, Report, Sockets, Watched, float, millis};
+use crate::truth::Truth;
+
+/// How often things are looked at.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// One moment of a storm.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Tick {
+    /// Seconds since the start.
+    pub at: f64,
+    /// Calls that clients have open.
+    pub open: u64,
+    /// Calls the upstream works on.
+    pub running: u64,
+    /// Calls clients have open and the upstream does not know of.
+    pub queued: u64,
+    /// Calls the upstream works on and no client has open.
+    pub abandoned: u64,
+    /// The gateway's process, if it is watched.
+    pub process: Option<ProcessUse>,
+    /// The gateway's sockets by state, both sides.
+    pub sockets: BTreeMap<String, u64>,
+}
+
+impl Tick {
+    fn new(at: f64, open: u64, truth: Option<Truth>, watched: Watched) -> Self {
+        let running = truth.map_or(0, |t| t.running);
+        let known = |n: u64| if truth.is_some() { n } else { 0 };
+        Self {
+            at,
+            open,
+            running,
+            queued: known(open.saturating_sub(running)),
+            abandoned: known(running.saturating_sub(open)),
+            process: watched.process(),
+            sockets: by_state(&watched.sockets()),
+        }
+    }
+}
+
+fn by_state(sockets: &Sockets) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for (state, n) in sockets.downstream.iter().chain(&sockets.upstream) {
+        *all.entry(state.clone()).or_insert(0) += n;
+    }
+    all
+}
+
+/// Samples until it is asked for its report.
+#[derive(Debug)]
+pub(super) struct Series {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<Vec<Tick>>>,
+}
+
+impl Series {
+    pub(super) fn start(
+        watched: Watched,
+        source: Option<Source>,
+        live: Arc<Live>,
+        progress: bool,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let look = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.map_or_else(
+                |_| Vec::new(),
+                |runtime| runtime.block_on(ticks(watched, source, &live, progress, &stopped)),
+            )
+        };
+        let thread = std::thread::Builder::new()
+            .name("series".to_owned())
+            .spawn(look);
+        Self {
+            stop,
+            thread: thread.ok(),
+        }
+    }
+
+    /// Ends it and puts what it saw into the report.
+    pub(super) fn into_report(self, report: &mut Report) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ticks = self.thread.and_then(|t| t.join().ok()).unwrap_or_default();
+        let mut peak: Option<ProcessUse> = None;
+        for now in ticks.iter().filter_map(|t| t.process) {
+            let most = peak.get_or_insert(now);
+            most.rss_kib = most.rss_kib.max(now.rss_kib);
+            most.pss_kib = most.pss_kib.max(now.pss_kib);
+            most.descriptors = most.descriptors.max(now.descriptors);
+            most.threads = most.threads.max(now.threads);
+            most.cpu_us = now.cpu_us;
+        }
+        report.peak = peak;
+        report.max_abandoned = ticks.iter().map(|t| t.abandoned).max();
+        report.abandoned_call_seconds = Some(area(&ticks));
+        report.series = ticks;
+    }
+}
+
+/// Calls that ran for nobody, times how long.
+fn area(ticks: &[Tick]) -> f64 {
+    let pairs = ticks.iter().zip(ticks.iter().skip(1));
+    pairs
+        .map(|(from, to)| float(from.abandoned) * (to.at - from.at))
+        .sum()
+}
+
+async fn ticks(
+    watched: Watched,
+    source: Option<Source>,
+    live: &Live,
+    progress: bool,
+    stopped: &AtomicBool,
+) -> Vec<Tick> {
+    /// An hour of a storm.
+    const MOST: usize = 4 * 3600;
+    let start = Instant::now();
+    let mut every = interval(EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = Vec::new();
+    let terminal = std::io::stderr().is_terminal();
+    while !stopped.load(Ordering::Relaxed) && ticks.len() < MOST {
+        every.tick().await;
+        let truth = match &source {
+            // One that does not answer is no reason to wait.
+            Some(source) => timeout(Duration::from_secs(1), source.truth()).await,
+            None => Ok(Err(std::io::ErrorKind::NotFound.into())),
+        };
+        let truth = truth.ok().and_then(Result::ok);
+        let tick = Tick::new(start.elapsed().as_secs_f64(), live.open(), truth, watched);
+        let shown = if terminal {
+            true
+        } else {
+            ticks.len() % 20 == 19
+        };
+        if progress && shown {
+            say(&tick, live.done(), terminal);
+        }
+        ticks.push(tick);
+    }
+    if progress && terminal {
+        let _ = writeln!(std::io::stderr());
+    }
+    ticks
+}
+
+/// A line for whoever waits; on a terminal it is written over the last one.
+fn say(tick: &Tick, done: u64, terminal: bool) {
+    let (start, end) = if terminal {
+        ("\r", "\x1b[K")
+    } else {
+        ("", "\n")
+    };
+    let mib = tick.process.map_or(0, |p| p.rss_kib / 1024);
+    let text = format!(
+        "{start}  {:5.1} s  done {done}  open {}  running {}  queued {}  abandoned {}  {mib} MiB{end}",
+        tick.at, tick.open, tick.running, tick.queued, tick.abandoned
+    );
+    // Nobody to tell if standard error is closed.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Points of a distribution: share of the values above, and the value in ms.
+pub(super) fn distribution(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
+    let quantiles = [
+        0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.999, 0.9995, 0.9999,
+    ];
+    let point = |q: &f64| (*q, millis(histogram.value_at_quantile(*q)));
+    quantiles.iter().map(point).collect()
+}

@@ -1,0 +1,286 @@
+//! Storms: what is sound passes, the naive proxy does not, and bad targets are
+//! told in clear words.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_rig::load::{Bars, Report};
+use tidegate_rig::storm::{By, Gateway, Plan, Scenario, Source, compare, ratios, storm};
+use tidegate_rig::{NaiveProxy, Script};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+fn plan() -> Plan {
+    Plan {
+        users: 20,
+        calls: Some(40),
+        seconds: 1.0,
+        rate: 40.0,
+        tokens: 100,
+        pace_ms: 10.0,
+        patience: Duration::from_millis(100),
+        limit: Duration::from_secs(30),
+        ..Plan::default()
+    }
+}
+
+fn source() -> Source {
+    Source::start(ANY, Script::default()).expect("a port")
+}
+
+fn bars() -> Bars {
+    Bars {
+        max_waste_percent: Some(10.0),
+        max_running_after: Some(0),
+        max_errors: Some(0),
+        ..Bars::default()
+    }
+}
+
+async fn ran(gateway: &Gateway, source: &Source, scenario: Scenario, plan: &Plan) -> Report {
+    let report = storm(gateway, Some(source), scenario, plan).await;
+    let report = report.expect("runs");
+    assert_eq!(report.ended_early, None, "{scenario:?}");
+    report
+}
+
+#[tokio::test]
+async fn without_a_gateway_every_way_of_leaving_passes() {
+    let source = source();
+    let direct = Gateway::direct(source.addr());
+    for by in [By::Rst, By::Fin, By::Drop] {
+        for scenario in [Scenario::Abort, Scenario::LeaveEarly, Scenario::Abandon] {
+            let plan = Plan { by, ..plan() };
+            let report = ran(&direct, &source, scenario, &plan).await;
+            let failures = report.failures(&bars());
+            assert_eq!(failures, Vec::<String>::new(), "{scenario:?} {by:?}");
+            let truth = report.truth.expect("known");
+            assert_eq!((report.calls, truth.calls_begun), (40, 40), "{scenario:?}");
+            let gone = truth.ended_peer_fin + truth.ended_peer_rst;
+            assert_eq!(gone, 40, "{scenario:?} {by:?}: {truth:?}");
+            if by == By::Fin {
+                assert_eq!(truth.ended_peer_fin, 40, "{scenario:?}: {truth:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn readers_who_stay_hold_their_streams_for_the_time_given() {
+    let source = source();
+    let direct = Gateway::direct(source.addr());
+    for scenario in [Scenario::Slow, Scenario::Stalled, Scenario::Idle] {
+        let report = ran(&direct, &source, scenario, &plan()).await;
+        assert_eq!(
+            (report.calls, report.error_count()),
+            (20, 0),
+            "{scenario:?}"
+        );
+        let truth = report.truth.expect("known");
+        assert_eq!((truth.max_running, truth.running), (20, 0), "{scenario:?}");
+        assert!(report.seconds >= 1.0, "{scenario:?}: {}", report.seconds);
+    }
+}
+
+#[tokio::test]
+async fn streams_read_to_their_end_waste_nothing_and_show_the_distributions() {
+    let source = source();
+    let direct = Gateway::direct(source.addr());
+    for scenario in [Scenario::Steady, Scenario::Burst] {
+        let report = ran(&direct, &source, scenario, &plan()).await;
+        assert_eq!(report.error_count(), 0, "{scenario:?}: {:?}", report.errors);
+        let waste = report.waste.expect("known");
+        assert_eq!(
+            (waste.wasted, waste.generated),
+            (0, waste.received),
+            "{scenario:?}"
+        );
+        assert_eq!(waste.planned, waste.generated, "{scenario:?}");
+        for name in ["first event", "delay per chunk", "whole call"] {
+            assert!(
+                report.distributions.contains_key(name),
+                "{scenario:?}: {name}"
+            );
+        }
+        let most = report.series.iter().map(|t| t.open).max();
+        assert!(most > Some(0), "{scenario:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_burst_is_counted_from_when_calls_were_due() {
+    let source = source();
+    let direct = Gateway::direct(source.addr());
+    // 200 calls in a second: those of the last are due at its end, and begin
+    // whether or not the first are over.
+    let plan = Plan {
+        rate: 200.0,
+        tokens: 50,
+        pace_ms: 40.0,
+        ..plan()
+    };
+    let report = ran(&direct, &source, Scenario::Burst, &plan).await;
+    assert!((200..=202).contains(&report.calls), "{}", report.calls);
+    let truth = report.truth.expect("known");
+    assert!(truth.max_running > 100, "{truth:?}");
+}
+
+#[tokio::test]
+async fn who_retries_multiplies_the_calls_and_the_figure_says_so() {
+    let source = source();
+    let direct = Gateway::direct(source.addr());
+    let plan = Plan {
+        slots: 4,
+        calls: Some(20),
+        tokens: 20,
+        ..plan()
+    };
+    let report = ran(&direct, &source, Scenario::Retry, &plan).await;
+    let amplification = report.amplification.expect("measured");
+    assert!(
+        amplification > 1.0 && amplification <= 3.0,
+        "{amplification}"
+    );
+    let bars = Bars {
+        max_amplification: Some(1.0),
+        ..Bars::default()
+    };
+    assert_eq!(report.failures(&bars).len(), 1);
+    // The upstream is what it was: nobody is refused any more.
+    let after = ran(&direct, &source, Scenario::Steady, &plan).await;
+    assert_eq!(after.error_count(), 0, "{:?}", after.errors);
+}
+
+#[tokio::test]
+async fn the_naive_proxy_fails() {
+    let source = source();
+    let proxy = NaiveProxy::start(ANY, source.addr(), 1000)
+        .await
+        .expect("a port");
+    let mut naive = Gateway::direct(proxy.addr());
+    naive.name = "naive".to_owned();
+    for scenario in [Scenario::Abort, Scenario::Abandon, Scenario::LeaveEarly] {
+        let plan = Plan {
+            tokens: 400,
+            ..plan()
+        };
+        let report = ran(&naive, &source, scenario, &plan).await;
+        let failures = report.failures(&bars());
+        let failed = |bar| failures.iter().any(|f: &String| f.starts_with(bar));
+        assert!(failed("running after"), "{scenario:?}: {failures:?}");
+        assert!(report.max_abandoned > Some(0), "{scenario:?}");
+        assert!(report.abandoned_call_seconds > Some(1.0), "{scenario:?}");
+        if scenario != Scenario::LeaveEarly {
+            assert!(failed("waste"), "{scenario:?}: {failures:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn gateways_take_turns_and_are_set_side_by_side() {
+    let source = source();
+    let proxy = NaiveProxy::start(ANY, source.addr(), 1000)
+        .await
+        .expect("a port");
+    let mut naive = Gateway::direct(proxy.addr());
+    naive.name = "naive".to_owned();
+    let gateways = [Gateway::direct(source.addr()), naive];
+    let mut order = Vec::new();
+    let plan = Plan {
+        calls: Some(20),
+        ..plan()
+    };
+    let runs = compare(
+        &gateways,
+        Some(&source),
+        &[Scenario::Abort],
+        &plan,
+        2,
+        |run| {
+            order.push(run.gateway.clone());
+        },
+    )
+    .await;
+    assert_eq!(order, ["direct", "naive", "naive", "direct"]);
+    let all = ratios(&runs);
+    let wasted = |who: &str| {
+        let found = all
+            .iter()
+            .find(|c| c.gateway == who && c.figure.starts_with("wasted"));
+        found.expect("compared").median
+    };
+    assert!(wasted("naive") > 5.0 * wasted("direct").max(0.1));
+}
+
+/// A server that says these bytes to whoever comes.
+async fn rubbish(bytes: &'static [u8]) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind(ANY).await.expect("a port");
+    let addr = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let _ = client.read(&mut [0; 1024]).await;
+                let _ = client.write_all(bytes).await;
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn rubbish_ends_the_storm_early_with_a_word() {
+    let addr = rubbish(b"SSH-2.0-OpenSSH_9.2\r\n").await;
+    let plan = Plan {
+        calls: Some(100_000),
+        ..plan()
+    };
+    let report = storm(&Gateway::direct(addr), None, Scenario::Abort, &plan).await;
+    let early = report.expect("begins").ended_early.expect("ended early");
+    assert!(early.contains("does not speak HTTP"), "{early}");
+}
+
+#[tokio::test]
+async fn a_gateway_that_dies_ends_the_storm_early_and_the_figures_are_kept() {
+    let source = source();
+    let proxy = NaiveProxy::start(ANY, source.addr(), 1000)
+        .await
+        .expect("a port");
+    let gateway = Gateway::direct(proxy.addr());
+    let plan = Plan {
+        seconds: 60.0,
+        tokens: 5,
+        ..plan()
+    };
+    let plan = Plan {
+        calls: None,
+        ..plan
+    };
+    let dies = async {
+        loop {
+            if source.truth().await.expect("known").ended_complete > 50 {
+                return drop(proxy);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let (report, ()) = tokio::join!(storm(&gateway, None, Scenario::Steady, &plan), dies);
+    let report = report.expect("begins");
+    let early = report.ended_early.expect("ended early");
+    assert!(
+        early.contains("no connection could be made any more"),
+        "{early}"
+    );
+    assert!(report.calls > 50 && report.first_event.is_some());
+}
+
+#[tokio::test]
+async fn nobody_there_is_an_error_before_anything_runs() {
+    let addr = {
+        let listener = std::net::TcpListener::bind(ANY).expect("a port");
+        listener.local_addr().expect("bound")
+    };
+    let error = storm(&Gateway::direct(addr), None, Scenario::Abort, &plan()).await;
+    let error = error.expect_err("nobody there").to_string();
+    assert!(error.contains("no gateway at http://127.0.0.1:"), "{error}");
+}
