@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test bench fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel clean
+.PHONY: help run demo test bench soak fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,12 @@ bench: build ## Side by side with nginx and HAProxy; writes docs/benchmarks.md
 	@tests/setup.sh
 	PATH="$$PATH:/usr/sbin"; $(CARGO) run --release --locked -p tidegate-rig --bin rig -- bench \
 	  --tidegate "$(TARGET)/release/tidegate" --nginx "$$(command -v nginx)" --haproxy "$$(command -v haproxy)" \
-	  --out docs/benchmarks.md $(BENCH)
+	  --naive --out docs/benchmarks.md $(BENCH)
+
+# SOAK_SECONDS=300 for a shorter one.
+soak: build ## Mixed load with faults and reloads for half an hour: nothing grows, every call is counted once
+	@tests/setup.sh
+	cd tests && ../.cache/venv/bin/python -m soak
 
 test-vllm: build ## The gateway in front of a real vLLM (6 GB, some minutes; not part of `make test`)
 	@tests/vllm/run.sh

@@ -83,6 +83,9 @@ enum Verb {
     /// Serve scripted answers like a model server, and count what really happens
     #[command(after_help = rig::FAKE_HELP)]
     FakeUpstream(Box<rig::FakeArgs>),
+    /// Let users leave, lag, crowd and retry against any gateway, and see what becomes of their work
+    #[command(after_help = rig::STORM_HELP)]
+    Storm(Box<rig::StormArgs>),
 }
 
 const SERVE_HELP: &str = "\
@@ -203,6 +206,7 @@ pub fn parse(
         Verb::Schema => Command::Schema,
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
         Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
+        Verb::Storm(args) => Command::Rig(rig::Command::Storm(args)),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::figures::{Get, after, count, left_over, median, ratio, values};
-use super::verdict::verdicts;
+use super::verdict::{Verdict, verdicts};
 use super::{Machine, Run};
 use crate::load::Report;
 
@@ -129,19 +129,37 @@ pub fn markdown(machine: &Machine, runs: &[Run]) -> String {
         }
     }
     if names.contains(&"Tidegate") {
-        page.push_str("## The bars\n\n| bar | limit | median | met |\n|---|---|---|---|\n");
-        for v in verdicts(runs) {
-            let value = v
-                .value
-                .map_or_else(|| "not measured".to_owned(), |v| format!("{v:.2}"));
-            let met = if v.met() { "yes" } else { "**no**" };
-            put(
-                &mut page,
-                format_args!("| {} | {} | {value} | {met} |\n", v.bar, v.limit),
-            );
-        }
+        bars_into(&mut page, runs, names.contains(&"naive"));
     }
     page
+}
+
+/// The bars, and beside them what the naive proxy makes of them: a judge that
+/// passes it is no judge.
+fn bars_into(page: &mut String, runs: &[Run], naive: bool) {
+    page.push_str("## The bars\n\n| bar | limit | Tidegate | met | naive | met |\n|---|---|---|---|---|---|\n");
+    let text = |v: &Verdict| {
+        let value = v.value.map(|v| format!("{v:.2}"));
+        let met = if v.met() { "yes" } else { "**no**" };
+        format!("{} | {met}", value.as_deref().unwrap_or("not measured"))
+    };
+    let judged = verdicts(runs, "naive");
+    for (ours, theirs) in verdicts(runs, "Tidegate").iter().zip(&judged) {
+        let theirs = if naive {
+            text(theirs)
+        } else {
+            "– | –".to_owned()
+        };
+        put(
+            page,
+            format_args!(
+                "| {} | {} | {} | {theirs} |\n",
+                ours.bar,
+                ours.limit,
+                text(ours)
+            ),
+        );
+    }
 }
 
 fn put(page: &mut String, text: std::fmt::Arguments<'_>) {

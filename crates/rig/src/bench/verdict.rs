@@ -102,12 +102,12 @@ const BARS: &[Bar] = &[
     bar("FIN: errors", 0.0, "storm-fin", ERRORS),
 ];
 
-/// Tidegate's figures against the bars that the project has set itself.
+/// A gateway's figures against the bars that the project has set itself.
 #[must_use]
-pub fn verdicts(runs: &[Run]) -> Vec<Verdict> {
+pub fn verdicts(runs: &[Run], who: &str) -> Vec<Verdict> {
     let of = |bar: &Bar, who: &str| values(runs, bar.scenario, who, bar.get);
     let verdict = |bar: &Bar| {
-        let mine = of(bar, "Tidegate");
+        let mine = of(bar, who);
         let value = match bar.rival {
             Some(rival) => ratio(&mine, &of(bar, rival)),
             None => median(mine.into_iter().map(|(_, v)| v).collect()),
@@ -150,7 +150,7 @@ mod tests {
             run(2, "nginx", 15.0),
             run(2, "Tidegate", 30.0),
         ];
-        let verdicts = verdicts(&runs);
+        let verdicts = verdicts(&runs, "Tidegate");
         assert_eq!(verdicts[0].value, Some(1.2));
         assert!(verdicts[0].met());
         assert!(!verdicts[1].met(), "not measured is not met");

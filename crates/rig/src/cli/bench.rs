@@ -79,7 +79,8 @@ pub(super) async fn run(args: BenchArgs) -> io::Result<bool> {
         Some(path) => std::fs::write(path, &page)?,
         None => super::say(&page)?,
     }
-    let missed = args.tidegate.is_some() && !verdicts(&runs).iter().all(bench::Verdict::met);
+    let missed =
+        args.tidegate.is_some() && !verdicts(&runs, "Tidegate").iter().all(bench::Verdict::met);
     Ok(!(args.check && missed))
 }
 

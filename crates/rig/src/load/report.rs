@@ -85,6 +85,9 @@ pub struct Report {
     pub seconds: f64,
     /// Calls measured.
     pub calls: u64,
+    /// Requests sent, retries included, where a call may be more than one.
+    #[serde(default)]
+    pub attempts: u64,
     /// Chunks measured.
     pub chunks: u64,
     /// What went wrong, by kind.

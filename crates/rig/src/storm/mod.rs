@@ -130,6 +130,7 @@ pub async fn storm(
 fn finish(report: &mut Report, live: &Live, series: Series) {
     let seen = live.seen();
     report.calls = seen.done;
+    report.attempts = live.begun();
     report.chunks = seen.chunks;
     report.latency = (!seen.latency.is_empty()).then(|| Quantiles::of(&seen.latency));
     report.first_event = (!seen.first.is_empty()).then(|| Quantiles::of(&seen.first));

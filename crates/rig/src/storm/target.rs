@@ -269,9 +269,14 @@ mod tests {
         let mut gateway = Gateway::direct(addr);
         gateway.find_process(None).expect("found");
         assert_eq!(gateway.pid, Some(std::process::id()));
-        for pid in [1, 999_999_999] {
+        let mut other = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("starts");
+        for pid in [other.id(), 999_999_999] {
             let error = gateway.find_process(Some(pid)).expect_err("not ours");
             assert!(error.contains(&format!("--pid {pid}")), "{error}");
         }
+        other.kill().and_then(|()| other.wait()).expect("ends");
     }
 }

@@ -131,6 +131,7 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant) -> Attempt {
         live,
         due,
         events: 0,
+        half: false,
         ended: false,
     };
     let (limit, given) = match ask.leaves {
@@ -189,6 +190,8 @@ struct Reading<'a> {
     live: &'a Live,
     due: Instant,
     events: u64,
+    /// What came last was the first half of an event's end.
+    half: bool,
     ended: bool,
 }
 
@@ -219,7 +222,11 @@ impl Reading<'_> {
         }
         while let Some(bytes) = conn.body().await? {
             let now = now_ns();
-            let fresh = events(bytes);
+            let fresh = events(bytes) + u64::from(self.half && bytes.starts_with(b"\n"));
+            self.half = match bytes {
+                [b'\n'] => !self.half,
+                bytes => bytes.ends_with(b"\n") && !bytes.ends_with(b"\n\n"),
+            };
             let first = self.events == 0 && fresh > 0;
             self.events += fresh;
             let since = self.due.elapsed();
