@@ -59,6 +59,68 @@ fn bars_decide_the_exit_code() {
     assert!(words.contains("FAILED waste"), "{words}");
 }
 
+/// A storm of the program's own upstream, with everything written down.
+#[test]
+fn a_storm_leaves_a_table_a_document_and_a_page() {
+    let upstream = Server::start(&["fake-upstream"]);
+    let dir = std::env::temp_dir().join(format!("rig-storm-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let (json, html) = (dir.join("storm.json"), dir.join("storm.html"));
+    let ran = |bar: &str| {
+        Command::new(RIG)
+            .args([
+                "storm", "abort", "steady", "--users", "5", "--calls", "10", "--tokens", "20",
+            ])
+            .args([
+                "--pace",
+                "5ms",
+                "--target",
+                &format!("http://{}", upstream.1),
+            ])
+            .args(["--upstream", &upstream.1, "--quiet", "--max-errors", bar])
+            .args(["--max-running-after", "0", "--json"])
+            .arg(&json)
+            .arg("--html")
+            .arg(&html)
+            .output()
+            .expect("runs")
+    };
+    let output = ran("0");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let table = String::from_utf8_lossy(&output.stdout);
+    for word in [
+        "scenario",
+        "abort",
+        "steady",
+        "ceiling",
+        "first event",
+        "upstream",
+    ] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
+    let text = std::fs::read_to_string(&json).expect("written");
+    let document: serde_json::Value = serde_json::from_str(&text).expect("json");
+    assert_eq!(document["runs"][0]["report"]["attempts"], 10);
+    assert!(document["ceiling"]["calls_per_second"].as_f64() > Some(0.0));
+    assert!(
+        document["runs"][0]["report"]["peak"]["rss_kib"].as_u64() > Some(0),
+        "its process is found"
+    );
+    let page = std::fs::read_to_string(&html).expect("written");
+    assert!(
+        page.matches("<svg").count() >= 8,
+        "{}",
+        page.matches("<svg").count()
+    );
+    for outside in ["<script", "src=", "href=", "@import", "url("] {
+        assert!(
+            !page.contains(outside),
+            "{outside}: the page stands by itself"
+        );
+    }
+    std::fs::remove_dir_all(&dir).expect("ours");
+}
+
 #[test]
 fn bad_input_is_said_in_clear_words() {
     for (args, word) in [
@@ -67,6 +129,40 @@ fn bad_input_is_said_in_clear_words() {
         (&["load", "calls", "--header", "nonsense"], "name: value"),
         (&["fake-upstream", "--script", "{\"tokenz\":1}"], "tokenz"),
         (&["bench", "--only", "nothing"], "scenarios are"),
+        (&["fake-upstream", "--pace", "fast"], "20ms"),
+        (&["fake-upstream", "--on-close", "halt"], "tokens:N"),
+        (&["fake-upstream", "--fault", "all"], "cut-mid-event"),
+        (&["storm", "tornado"], "leave-early"),
+        (
+            &["storm", "--target", "http://127.0.0.1:1"],
+            "no gateway at",
+        ),
+        (
+            &["storm", "--target", "https://127.0.0.1:1"],
+            "https is not spoken",
+        ),
+        (&["storm", "--pid", "999999999"], "no such process"),
+        (&["storm", "--compare", "nonsense"], "NAME=URL"),
+        (&["storm", "--at", "300"], "--at less"),
+        (&["storm", "--users", "0"], "1 or more"),
+        (&["storm", "--rate", "inf"], "above 0"),
+        (&["storm", "drain", "abort"], "last scenario"),
+        (&["storm", "--max-waste", "1%"], "--upstream-listen"),
+        (&["storm", "--max-mib", "1"], "give --pid"),
+        (
+            &[
+                "storm",
+                "--compare",
+                "a=http://127.0.0.1:1",
+                "--compare",
+                "a=http://127.0.0.1:2",
+            ],
+            "two gateways",
+        ),
+        (
+            &["storm", "--upstream", "127.0.0.1:1"],
+            "no fake upstream answers",
+        ),
     ] {
         let output = Command::new(RIG).args(args).output().expect("runs");
         assert_eq!(output.status.code(), Some(2), "{args:?}");

@@ -9,6 +9,7 @@ use tidegate_rig::storm::{By, Gateway, Plan, Scenario, Source, compare, ratios, 
 use tidegate_rig::{NaiveProxy, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+const RIG: &str = env!("CARGO_BIN_EXE_rig");
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 fn plan() -> Plan {
@@ -283,4 +284,35 @@ async fn nobody_there_is_an_error_before_anything_runs() {
     let error = storm(&Gateway::direct(addr), None, Scenario::Abort, &plan()).await;
     let error = error.expect_err("nobody there").to_string();
     assert!(error.contains("no gateway at http://127.0.0.1:"), "{error}");
+}
+
+/// Only root may make a network namespace; who may not is told so. A fake
+/// upstream closes nothing by itself, so that what runs for machines that are
+/// gone runs on.
+#[tokio::test]
+async fn machines_that_vanish_leave_their_work_running() {
+    let everywhere = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
+    let source = Source::start(everywhere, Script::default()).expect("a port");
+    let addr = SocketAddr::new(ANY.ip(), source.addr().port());
+    let plan = Plan { users: 5, ..plan() };
+    match tidegate_rig::storm::vanish(&Gateway::direct(addr), Some(&source), &plan, RIG.as_ref())
+        .await
+    {
+        Ok(report) => {
+            assert_eq!(report.ended_early, None);
+            assert_eq!((report.calls, report.running_after), (5, Some(5)));
+            assert_eq!(report.stopped_after_seconds, None);
+            assert!(
+                report
+                    .failures(&bars())
+                    .iter()
+                    .any(|f| f.starts_with("running after"))
+            );
+        }
+        Err(e) => assert!(
+            e.to_string()
+                .starts_with("vanish needs a network namespace: "),
+            "{e}"
+        ),
+    }
 }

@@ -31,7 +31,7 @@ pub use scenario::{By, Plan, Scenario};
 pub use series::Tick;
 pub use source::Source;
 pub use target::{Gateway, owner_of};
-pub use vanish::{VanishArgs, clients as vanish_clients};
+pub use vanish::{VanishArgs, clients as vanish_clients, vanish};
 
 use crate::load::{CallsPlan, Control, Quantiles, Report, Target, Waste, calls};
 use live::Live;
@@ -81,7 +81,7 @@ pub async fn storm(
         source.reset().await?;
     }
     if scenario == Scenario::Vanish {
-        return vanish::storm(gateway, source, plan).await;
+        return vanish(gateway, source, plan, &std::env::current_exe()?).await;
     }
     let mut report = Report::new(scenario.name());
     let watched = gateway.watched(source);

@@ -117,10 +117,13 @@ impl Drop for Namespace {
     }
 }
 
-pub(super) async fn storm(
+/// The scenario; `program` plays the clients. An error means that it could not
+/// begin.
+pub async fn vanish(
     gateway: &Gateway,
     source: Option<&Source>,
     plan: &Plan,
+    program: &std::path::Path,
 ) -> io::Result<Report> {
     let source = source.ok_or_else(|| {
         io::Error::other(
@@ -144,7 +147,13 @@ pub(super) async fn storm(
     report.before = watched.process();
     let live = Arc::new(Live::default());
     let series = Series::start(watched, Some(source.clone()), live.clone(), plan.progress);
-    let played = play(&namespace, to, &file, plan, &live).await;
+    let clients = Clients {
+        namespace: &namespace,
+        program,
+        to,
+        request: &file,
+    };
+    let played = clients.play(plan, &live).await;
     let _ = std::fs::remove_file(&file);
     match played {
         Ok(()) => {}
@@ -168,47 +177,52 @@ pub(super) async fn storm(
     Ok(report)
 }
 
-/// Has the clients open their streams, pulls the cable and ends them.
-async fn play(
-    namespace: &Namespace,
+/// Another process that plays the clients.
+struct Clients<'a> {
+    namespace: &'a Namespace,
+    program: &'a std::path::Path,
     to: SocketAddr,
-    request: &std::path::Path,
-    plan: &Plan,
-    live: &Live,
-) -> io::Result<()> {
-    let mut child = Command::new("ip")
-        .args(["netns", "exec", &namespace.name])
-        .arg(std::env::current_exe()?)
-        .args([
-            "storm",
-            "--vanish-clients",
-            &to.to_string(),
-            "--vanish-request",
-        ])
-        .arg(request)
-        .args(["--users", &plan.users.to_string()])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let ready = timeout(plan.limit, ready(&mut child)).await;
-    if !matches!(ready, Ok(Ok(true))) {
-        let output = timeout(Duration::from_secs(1), child.wait_with_output()).await;
-        let said = output
-            .ok()
-            .and_then(Result::ok)
-            .map(|o| o.stderr)
-            .unwrap_or_default();
-        return Err(io::Error::other(format!(
-            "the clients did not get their streams from {to}; for this scenario the gateway has to listen on all addresses (0.0.0.0): {}",
-            String::from_utf8_lossy(&said).trim()
-        )));
+    request: &'a std::path::Path,
+}
+
+impl Clients<'_> {
+    /// Has them open their streams, pulls the cable and ends them.
+    async fn play(&self, plan: &Plan, live: &Live) -> io::Result<()> {
+        let to = self.to;
+        let mut child = Command::new("ip")
+            .args(["netns", "exec", &self.namespace.name])
+            .arg(self.program)
+            .args([
+                "storm",
+                "--vanish-clients",
+                &to.to_string(),
+                "--vanish-request",
+            ])
+            .arg(self.request)
+            .args(["--users", &plan.users.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let ready = timeout(plan.limit, ready(&mut child)).await;
+        if !matches!(ready, Ok(Ok(true))) {
+            let output = timeout(Duration::from_secs(1), child.wait_with_output()).await;
+            let said = output
+                .ok()
+                .and_then(Result::ok)
+                .map(|o| o.stderr)
+                .unwrap_or_default();
+            return Err(io::Error::other(format!(
+                "the clients did not get their streams from {to}; for this scenario the gateway has to listen on all addresses (0.0.0.0): {}",
+                String::from_utf8_lossy(&said).trim()
+            )));
+        }
+        let _open: Vec<_> = (0..plan.users).map(|_| live.opened()).collect();
+        self.namespace.pull().await?;
+        // Their farewell goes nowhere.
+        child.kill().await
     }
-    let _open: Vec<_> = (0..plan.users).map(|_| live.opened()).collect();
-    namespace.pull().await?;
-    // Their farewell goes nowhere.
-    child.kill().await
 }
 
 async fn ready(child: &mut Child) -> io::Result<bool> {
