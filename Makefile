@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test bench soak fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel clean
+.PHONY: help run demo test bench soak fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel shipped clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ real: build ## Real llama.cpp, the Python SDKs, nginx and HAProxy, against the g
 
 real-old: build ## The same calls with the SDKs' generation before
 	.cache/venv-old/bin/python -m pytest -c tests/pytest.ini tests/real/test_sdk_answers.py tests/real/test_abort.py
+
+shipped: build ## The files of deploy/: nginx, HAProxy, Caddy, systemd, linters; a check fails without each line
+	$(PYTEST) tests/shipped
 
 js: build ## The npm SDKs against the gateway
 	@cd tests && ../.cache/venv/bin/python -m support.stack --cwd real/js -- \

@@ -89,8 +89,8 @@ class Answer:
         """`fin`, `rst`; HTTP/2 has `cancel` too."""
         if way == "fin":
             self.sock.shutdown(socket.SHUT_WR)
-            return
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        else:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self.close()
 
     def close(self) -> None:
@@ -150,6 +150,7 @@ class Http2(Answer):
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._h2.initiate_connection()
         self._seen: list[Any] = []
+        self._partial = b""
         fields = [(":method", method), (":path", path), (":scheme", "https"), (":authority", "localhost")]
         self._h2.send_headers(1, fields + list(headers.items()), end_stream=not body)
         while body:
@@ -172,8 +173,21 @@ class Http2(Answer):
             raise Broken(repr(error)) from error
         if not data:
             raise Broken("the connection ended")
-        self._seen += self._h2.receive_data(data)
+        self._seen += self._h2.receive_data(self._without_farewell(data))
         self._flush()
+
+    def _without_farewell(self, data: bytes) -> bytes:
+        """Whole frames, less a GOAWAY without an error: it asks for no new streams only; `h2` ends all."""
+        self._partial += data
+        whole = b""
+        while len(self._partial) >= 9:
+            size = 9 + int.from_bytes(self._partial[:3])
+            if len(self._partial) < size:
+                break
+            frame, self._partial = self._partial[:size], self._partial[size:]
+            if frame[3] != 7 or int.from_bytes(frame[13:17]):
+                whole += frame
+        return whole
 
     def _next(self, *kinds: type) -> Any:
         while True:
@@ -181,7 +195,9 @@ class Http2(Answer):
                 event = self._seen.pop(0)
                 if isinstance(event, kinds):
                     return event
-                if isinstance(event, (h2.events.StreamReset, h2.events.ConnectionTerminated)):
+                if isinstance(event, h2.events.StreamReset):
+                    raise Broken(repr(event))
+                if isinstance(event, h2.events.ConnectionTerminated):
                     raise Broken(repr(event))
             self._receive()
 

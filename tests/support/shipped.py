@@ -30,6 +30,9 @@ def named(program: str) -> str:
     return found
 
 
+TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+
+
 @dataclass(frozen=True)
 class Kind:
     """A program and its file. In commands, places and lines {words} stand for `Edge.values`."""
@@ -40,6 +43,8 @@ class Kind:
     reload: str
     places: dict[str, str]
     """What stands in the file → what the test puts there."""
+    up: str = ""
+    """Its log says so when it hears signals."""
     more: tuple[str, str] = ("", "")
     """After the first of these the second is put in."""
     env: dict[str, str] = field(default_factory=dict)
@@ -59,7 +64,7 @@ KINDS = {
         },
         more=(
             "http {\n",
-            "".join(f"{kind}_temp_path {{folder}}/{kind};\n" for kind in "client_body proxy fastcgi uwsgi scgi".split()),
+            "".join(f"{kind}_temp_path {{folder}}/{kind};\n" for kind in TEMPORARY),
         ),
     ),
     "HAProxy": Kind(
@@ -73,6 +78,7 @@ KINDS = {
             "bind :443": "bind 127.0.0.1:{port}",
             "/etc/haproxy/tidegate.pem": "{pem}",
         },
+        up="Loading success",
     ),
     "Caddy": Kind(
         "Caddyfile",
@@ -101,6 +107,7 @@ class Edge(Server):
     def __init__(self, kind: str, text: str, gateway: str, admin: str = "127.0.0.1:1"):
         self.kind = KINDS[kind]
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-edge-"))
+        self.folder.chmod(0o755)  # nginx runs as a user of its own
         self.port = free_port()
         key, self.crt = certificate(self.folder)
         pem = self.folder / "tls.pem"
@@ -139,7 +146,7 @@ class Edge(Server):
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
             return False
-        return True
+        return self.kind.up in self.log()
 
     def call(
         self,
@@ -174,6 +181,19 @@ class Edge(Server):
         subprocess.run(command, check=True, capture_output=True, timeout=20, env=os.environ | env)
         if "kill" in self.kind.reload:
             until(lambda: set(self.processes()) - before, 10, "a new process serves after the reload")
+        if self.kind.program == "nginx":
+            # An old process may still take a connection, and closes it as an idle one when it hears that it is old.
+            until(lambda: not self._serving(before - {self.child.pid}), 10, "the old processes know that they are old")
+
+    @staticmethod
+    def _serving(workers: set[int]) -> list[int]:
+        def title(worker: int) -> str:
+            try:
+                return Path(f"/proc/{worker}/cmdline").read_text()
+            except OSError:
+                return "gone"
+
+        return [worker for worker in workers if title(worker).startswith("nginx: worker process\0")]
 
     def stop(self, grace: float = 0.2) -> int:
         """Streams that are left need not end: nobody reads them."""
