@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Ok(Command::Check(sources)) => cli::check(&sources),
         Ok(Command::Schema) => cli::schema(),
         Ok(Command::HashKey(args)) => cli::hash_key(&args, io::stdin()),
+        Ok(Command::Health(args)) => cli::health::health(&args),
         Ok(Command::Serve(sources)) => serve(sources),
         Ok(Command::Demo(demo)) => run_demo(&demo),
         Ok(Command::Rig(command)) => run_rig(command),

@@ -13,6 +13,7 @@ use tidegate_rig::cli as rig;
 use crate::config::{self, Sources, keys};
 
 pub mod demo;
+pub mod health;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +35,7 @@ pub enum Command {
     Check(Sources),
     Schema,
     HashKey(HashKey),
+    Health(Health),
     /// One of the judge's.
     Rig(rig::Command),
 }
@@ -80,6 +82,9 @@ enum Verb {
     /// Read a client key from standard input and print its line for the configuration
     #[command(after_help = HASH_KEY_HELP)]
     HashKey(HashKey),
+    /// Ask a running gateway whether it answers
+    #[command(after_help = HEALTH_HELP)]
+    Health(Health),
     /// Serve scripted answers like a model server, and count what really happens
     #[command(after_help = rig::FAKE_HELP)]
     FakeUpstream(Box<rig::FakeArgs>),
@@ -124,6 +129,13 @@ const HASH_KEY_HELP: &str = "\
 Examples:
   openssl rand -hex 24 | tee ci.key | tidegate hash-key
   tidegate hash-key --name ci < ci.key >> tidegate.toml";
+
+const HEALTH_HELP: &str = "\
+Examples:
+  tidegate health
+  tidegate health --admin 127.0.0.1:9091
+
+For images that have neither a shell nor curl. Exit codes: 0 it answers, 1 it does not.";
 
 /// The sources of a configuration. Values are texts here and are checked with the rest of the configuration.
 #[derive(Clone, Debug, Default, Args)]
@@ -191,6 +203,14 @@ pub struct HashKey {
     pub name: Option<String>,
 }
 
+/// Which gateway is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Health {
+    /// Address and port of its admin port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
+    pub admin: SocketAddr,
+}
+
 /// Reads the command line; `sources` brings the environment.
 ///
 /// The error of `--help` and `--version` is a text for standard output, see [`Output::from`].
@@ -205,6 +225,7 @@ pub fn parse(
         Verb::Demo(demo) => Command::Demo(demo),
         Verb::Schema => Command::Schema,
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
+        Verb::Health(health) => Command::Health(health),
         Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
         Verb::Storm(args) => Command::Rig(rig::Command::Storm(args)),
     })
