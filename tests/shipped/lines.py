@@ -40,7 +40,6 @@ INSTEAD: dict[tuple[str, str], list[tuple[str, str, str]]] = {
     ("nginx", "so_keepalive=15s:5s:3;"): [(" so_keepalive=15s:5s:3;", ";", "vanish")],
     ("nginx", "keepalive_timeout 60s;"): [("60s", "90s", "idle")],
     ("HAProxy", "timeout connect 5s"): [("5s", "60s", "connect")],
-    ("HAProxy", "timeout client 660s"): [("660s", "60s", "silence")],
     ("HAProxy", "timeout server 660s"): [("660s", "60s", "silence")],
     ("HAProxy", "bind :443 ssl crt /etc/haproxy/tidegate.pem alpn h2,http/1.1"): [
         (" alpn h2,http/1.1", "", "h2"),
@@ -102,7 +101,8 @@ def mutants() -> list[Mutant]:
         for line in lines(kind):
             if instead := INSTEAD.get((kind, line.words)):
                 for old, new, check in instead:
-                    change = f"`{old.strip()}` → `{new.strip()}`" if new.strip(" ;") else f"no `{old.strip(' ;')}`"
+                    whole = line.words.rstrip(";")
+                    change = f"`{whole}` with `{new.strip()}`" if new.strip(" ;") else f"no `{old.strip(' ;')}`"
                     found.append(Mutant(kind, change, replaced(line, old, new), check))
                     assert check in line.checks or check == "start", line
             else:

@@ -26,6 +26,7 @@ class Runs:
     def __init__(self, fake: Fake):
         self._quick, self._waiting = ThreadPoolExecutor(4), ThreadPoolExecutor(64)
         self.held = {(kind, name): self._begin(name, kind, shipped(kind), fake) for kind, name in HELD}
+        assert len({str(mutant) for mutant in mutants()}) == len(mutants())
         self.mutants = {str(mutant): self._begin(mutant.check, mutant.kind, mutant.text, fake) for mutant in mutants()}
 
     def _begin(self, name: str, kind: str, text: str, fake: Fake) -> Future[None]:
