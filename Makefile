@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export CARGO_TERM_COLOR ?= never
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test bench soak fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel shipped clean
+.PHONY: help run demo test bench soak fuzz test-vllm setup lint fmt deps build unit docs prove real real-old js python wheel shipped measure clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ real-old: build ## The same calls with the SDKs' generation before
 
 shipped: build ## The files of deploy/: nginx, HAProxy, Caddy, systemd, linters; a check fails without each line
 	$(PYTEST) tests/shipped
+
+measure: build ## The figures of docs/operations.md, Kernel (root, two minutes; not part of `make test`)
+	cd tests && ../.cache/venv/bin/python -m shipped.measure
 
 js: build ## The npm SDKs against the gateway
 	@cd tests && ../.cache/venv/bin/python -m support.stack --cwd real/js -- \
