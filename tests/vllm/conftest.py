@@ -29,7 +29,8 @@ def gateway(vllm: Vllm) -> Iterator[Gateway | Direct]:
     if direct():
         yield Direct(vllm.url)
     else:
-        with Gateway("--upstream", vllm.url, "--slots", "8", "--queue", "8") as server:
+        ways = 'kind = "vllm"\nsettle = "0s"\nslots = 8\nqueue = 8\n'
+        with Gateway(config=f'[[upstreams]]\nurl = "{vllm.url}"\n{ways}') as server:
             yield server
 
 

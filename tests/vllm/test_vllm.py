@@ -6,13 +6,14 @@ import json
 import re
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from support.gateway import Gateway, direct
+from support.gateway import Gateway, binary, direct
 from support.process import until
 from support.vllm import ENDLESS, Vllm, Work
 
@@ -45,6 +46,54 @@ def test_same_as_direct(path: str, stream: bool, gateway: Gateway, vllm: Vllm):
     through, plain = (httpx.post(server.url + PATHS[path][0], json=body, timeout=60) for server in (gateway, vllm))
     assert through.status_code == plain.status_code == 200, through.text
     assert steady(through.text) == steady(plain.text)
+
+
+LOGPROBS = {"chat": {"logprobs": True, "top_logprobs": 2}, "completions": {"logprobs": 2}}
+WHOLE = {
+    "chat": ("chat", {}),
+    "chat, log probabilities": ("chat", LOGPROBS["chat"]),
+    "chat, several choices": ("chat", {"n": 2, "temperature": 1}),
+    "chat, token ids": ("chat", {"return_token_ids": True}),
+    "chat, stop": ("chat", {"stop_token_ids": list(range(100, 400))}),
+    "chat, unicode": ("chat", {"messages": [{"role": "user", "content": "日本語 \u2028 🙂"}]}),
+    "completions": ("completions", {}),
+    "completions, log probabilities": ("completions", LOGPROBS["completions"]),
+    "completions, several prompts": ("completions", {"prompt": ["once upon", "a time"]}),
+    "completions, echo": ("completions", {"echo": True}),
+    "messages": ("messages", {}),
+    "responses": ("responses", {}),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_whole_answer_byte_for_byte(case: str, gateway: Gateway, vllm: Vllm):
+    """Asked for as a stream and put together; the ids and times differ from call to call."""
+    path, more = WHOLE[case]
+    body = call(path, 16, **more)
+    through, plain = (httpx.post(server.url + PATHS[path][0], json=body, timeout=60) for server in (gateway, vllm))
+    assert through.status_code == plain.status_code == 200, through.text
+    assert steady(through.text) == steady(plain.text)
+    assert through.headers["content-type"] == plain.headers["content-type"]
+
+
+@pytest.mark.skipif(direct(), reason="the probe is the gateway's")
+def test_the_probe_tells_what_vllm_does(vllm: Vllm, note: Callable):
+    command = [str(binary()), "probe", vllm.url, "--json", "--at-once", "10"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    verdicts = {finding["id"]: finding["verdict"] for finding in found["findings"]}
+    note(probe={finding["id"]: finding["answer"] for finding in found["findings"]}, seconds=found["seconds"])
+    assert found["kind"] == "vllm"
+    assert found["calls_at_once"] == 8, "--max-num-seqs"
+    for left in ("stream", "whole", "whole_beside"):
+        assert verdicts[left] in ("stops", "stops_late"), "late: on a busy machine"
+    assert verdicts["prefill"] in ("stops", "stops_late"), "with the step that runs"
+    assert verdicts["queued"] == "forgotten"
+    assert verdicts["queue"] == "no_bound_seen"
+    assert verdicts["usage"] == "on_the_way"
+    assert verdicts["idle"] == "closes"
+    assert 'on_abandon = "cancel"' in found["config"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -37,7 +37,7 @@
 //!
 //! | floor | modules |
 //! |---|---|
-//! | composition | [`cli`], [`app`], [`reload`] |
+//! | composition | [`cli`], [`app`], [`reload`], [`probe`] |
 //! | edges | [`serve`] sockets, [`front`] HTTP, [`admin`] the operator's port |
 //! | the call | [`call`], the only composer |
 //! | its parts | [`admission`] slots, [`upstream`] servers and connections, [`usage`] meter, [`auth`] keys |
@@ -55,6 +55,7 @@ pub mod call;
 pub mod cli;
 pub mod config;
 pub mod front;
+pub mod probe;
 pub mod reload;
 pub mod serve;
 pub mod signal;

@@ -8,8 +8,10 @@ use std::process::ExitCode;
 
 use socket2::SockRef;
 use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
+use tidegate::cli::probe::Probe;
 use tidegate::cli::{self, Command, Demo, Exit, Output};
 use tidegate::config::{self, Config, Endpoint, Sources};
+use tidegate::probe;
 use tidegate::reload::{self, Cause, Watched};
 use tidegate::telemetry;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Ok(Command::Serve(sources)) => serve(sources),
         Ok(Command::Demo(demo)) => run_demo(&demo),
         Ok(Command::Rig(command)) => run_rig(command),
+        Ok(Command::Probe(args)) => run_probe(&args),
     };
     // A closed pipe is the reader's choice. Where a gateway ran, one that is not read is so too.
     if !telemetry::log::last_words(&output.stderr, LAST_WORDS) {
@@ -63,6 +66,34 @@ fn block_on(work: impl Future<Output = Output>) -> Output {
         Ok(runtime) => runtime.block_on(work),
         Err(error) => failed(error),
     }
+}
+
+/// Progress goes to standard error as it comes; what was found is printed at the end.
+fn run_probe(args: &Probe) -> Output {
+    let plan = probe::plan(&args.settings);
+    if args.plan {
+        return Output {
+            stdout: plan,
+            ..done()
+        };
+    }
+    let mut say = |line: &str| {
+        let _ = writeln!(io::stderr(), "  {line} …");
+    };
+    let _ = io::stderr().write_all(plan.as_bytes());
+    block_on(async {
+        match probe::run(&args.settings, &mut say).await {
+            Ok(report) => Output {
+                stdout: if args.json {
+                    report.json()
+                } else {
+                    format!("\n{}", report.table())
+                },
+                ..done()
+            },
+            Err(probe::Failure(why)) => failed(why),
+        }
+    })
 }
 
 fn serve(sources: Sources) -> Output {

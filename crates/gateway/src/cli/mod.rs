@@ -14,6 +14,7 @@ use crate::config::{self, Sources, keys};
 
 pub mod demo;
 pub mod health;
+pub mod probe;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ pub enum Command {
     Health(Health),
     /// One of the judge's.
     Rig(rig::Command),
+    Probe(Box<probe::Probe>),
 }
 
 /// What a finished command has to say.
@@ -85,6 +87,9 @@ enum Verb {
     /// Ask a running gateway whether it answers
     #[command(after_help = HEALTH_HELP)]
     Health(Health),
+    /// Find out what a model server does when its clients leave
+    #[command(after_help = probe::HELP)]
+    Probe(probe::ProbeArgs),
     /// Serve scripted answers like a model server, and count what really happens
     #[command(after_help = rig::FAKE_HELP)]
     FakeUpstream(Box<rig::FakeArgs>),
@@ -226,6 +231,7 @@ pub fn parse(
         Verb::Schema => Command::Schema,
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
         Verb::Health(health) => Command::Health(health),
+        Verb::Probe(args) => Command::Probe(Box::new(args.read(&sources)?)),
         Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
         Verb::Storm(args) => Command::Rig(rig::Command::Storm(args)),
     })

@@ -22,6 +22,7 @@ mod limits;
 mod malformed;
 mod memory;
 mod pool;
+mod probe;
 mod refusals;
 mod reload;
 mod security;

@@ -6,17 +6,19 @@ use crate::text::{File, first_word, found, gateway, module_of, none, read};
 
 /// From the top down. A module imports from floors below its own.
 const FLOORS: [&[&str]; 5] = [
-    &["main", "cli", "app", "reload"],
+    &["main", "cli", "app", "reload", "probe"],
     &["serve", "front", "admin"],
     &["call"],
     &["admission", "upstream", "usage", "auth"],
     &["telemetry", "config", "signal"],
 ];
 
-const SAME_FLOOR: [(&str, &str, &str); 5] = [
+const SAME_FLOOR: [(&str, &str, &str); 7] = [
     ("main", "app", "the binary starts the gateway"),
     ("main", "cli", "the binary runs the commands"),
     ("main", "reload", "the binary hears SIGHUP"),
+    ("main", "probe", "the binary runs the prober"),
+    ("cli", "probe", "the command line is read into its settings"),
     ("reload", "app", "a reload goes into the running gateway"),
     (
         "telemetry",

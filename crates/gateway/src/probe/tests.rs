@@ -1,0 +1,108 @@
+use super::report::{Finding, Report, Verdict, config};
+use super::{Allowance, Settings, plan};
+use crate::config::{Endpoint, Kind, Sources};
+use std::time::Duration;
+
+fn finding(id: &'static str, verdict: Verdict, millis: Option<u64>) -> Finding {
+    Finding {
+        id,
+        question: "what",
+        verdict,
+        answer: "so".to_owned(),
+        millis,
+        tokens: None,
+    }
+}
+
+fn report(findings: Vec<Finding>) -> Report {
+    let mut report = Report {
+        url: "http://127.0.0.1:8000".to_owned(),
+        model: "m".to_owned(),
+        kind: Kind::LlamaCpp,
+        shows: "nothing",
+        first_token_ms: 1,
+        tokens_per_second: 10.0,
+        calls_at_once: Some(2),
+        findings,
+        spent: Allowance {
+            calls: 1,
+            tokens: 1,
+            prompt_tokens: 1,
+        },
+        seconds: 1.0,
+        config: String::new(),
+    };
+    report.config = config(&report);
+    report
+}
+
+/// What the block means to the gateway.
+fn settings(report: &Report) -> crate::config::Upstream {
+    let folder = std::env::temp_dir().join(format!(
+        "tidegate-probe-{}-{}",
+        std::process::id(),
+        fastrand::u64(..)
+    ));
+    std::fs::write(&folder, &report.config).unwrap();
+    let loaded = crate::config::load(&Sources::file(folder.to_str().unwrap()));
+    std::fs::remove_file(&folder).unwrap();
+    loaded
+        .unwrap_or_else(|mistakes| panic!("{mistakes}\n{}", report.config))
+        .config
+        .upstreams
+        .remove(0)
+}
+
+#[test]
+fn the_block_is_a_configuration_and_says_what_was_found() {
+    let found = settings(&report(vec![
+        finding("stream", Verdict::Stops, Some(30)),
+        finding("prefill", Verdict::StopsLate, Some(1100)),
+        finding("whole", Verdict::StopsLate, Some(1600)),
+        finding("whole_beside", Verdict::RunsOn, Some(5000)),
+        finding("usage", Verdict::AtTheEnd, None),
+        finding("idle", Verdict::Closes, Some(4700)),
+    ]));
+    assert_eq!(found.settle, Duration::from_millis(1250));
+    assert_eq!(found.pool.idle, Duration::from_millis(4000));
+    assert!(found.ask_stream && found.ask_usage);
+    assert_eq!(found.abandon.contract, crate::config::Contract::Cancel);
+    assert_eq!(found.slots.get(), 2);
+}
+
+#[test]
+fn a_server_that_runs_on_is_drained_and_what_is_unknown_is_the_kinds() {
+    let found = settings(&report(vec![finding(
+        "stream",
+        Verdict::RunsOn,
+        Some(5000),
+    )]));
+    assert_eq!(found.abandon.contract, crate::config::Contract::Drain);
+    let unknown = report(vec![finding("stream", Verdict::Unknown, None)]);
+    assert!(
+        unknown.config.contains("# on_abandon: unknown"),
+        "{}",
+        unknown.config
+    );
+    assert_eq!(settings(&unknown).settle, Kind::LlamaCpp.row().settle);
+    assert!(
+        unknown.table().contains("unknown: so"),
+        "{}",
+        unknown.table()
+    );
+}
+
+#[test]
+fn what_it_may_cost_is_told_first() {
+    let settings = Settings {
+        endpoint: Endpoint::parse("http://127.0.0.1:8000").unwrap(),
+        key: None,
+        model: None,
+        quick: true,
+        at_once: 8,
+        tokens: 12_345,
+        long: Duration::from_secs(6),
+    };
+    let plan = plan(&settings);
+    assert!(plan.contains("12345 generated tokens"), "{plan}");
+}
