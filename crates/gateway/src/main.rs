@@ -5,6 +5,7 @@
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use socket2::SockRef;
 use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
@@ -19,6 +20,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// glibc keeps what a burst of streams took; see docs/decisions/0009.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// For what is under way when a second signal comes.
+const LAST_WORD: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let output = match cli::parse(std::env::args_os(), Sources::of_process()) {
@@ -190,17 +194,18 @@ async fn until_stopped(gateway: Gateway, mut files: Option<(Sources, Watched)>) 
     tracing::info!("draining; a second signal ends at once");
     let mut again = async || {
         tokio::select! { () = next(&mut term) => {}, () = next(&mut int) => {} }
-        failed("ended by a second signal; running calls were cut without a word")
+        failed("ended by a second signal; running calls were cut")
     };
     end(gateway, again()).await
 }
 
-/// Drain, stop; or, once `again` is through, neither.
+/// Drain, stop; once `again` is through, as much of it as can be had at once.
 async fn end(gateway: Gateway, again: impl Future<Output = Output>) -> Output {
     let mut again = std::pin::pin!(again);
     let drained = tokio::select! {
         drained = gateway.drain() => drained,
         output = &mut again => {
+            gateway.abort().await;
             // Threads end with the process.
             std::mem::forget(gateway);
             return output;
@@ -214,7 +219,7 @@ async fn end(gateway: Gateway, again: impl Future<Output = Output>) -> Output {
         );
     }
     // Beside us: it waits for threads, and a signal must be heard meanwhile.
-    let (stopped, is_stopped) = tokio::sync::oneshot::channel();
+    let (stopped, mut is_stopped) = tokio::sync::oneshot::channel();
     let stop = std::thread::Builder::new()
         .name("stop".into())
         .spawn(move || {
@@ -225,11 +230,15 @@ async fn end(gateway: Gateway, again: impl Future<Output = Output>) -> Output {
         return failed(error);
     }
     tokio::select! {
-        _ = is_stopped => {
+        _ = &mut is_stopped => {
             tracing::info!("stopped");
-            done()
+            if drained.cut > 0 { Output { exit: Exit::Cut, ..done() } } else { done() }
         }
-        output = again => output,
+        output = again => {
+            // The access log may be on its way; whoever reads it may also have stopped.
+            let _ = tokio::time::timeout(LAST_WORD, is_stopped).await;
+            output
+        }
     }
 }
 

@@ -48,7 +48,10 @@ mod wrap;
 pub use answer::{AnswerFacts, answer_facts};
 pub use assemble::{AssembleError, Assembler, Form};
 pub use envelope::{ErrorText, error_body, error_event};
-pub use models::{ModelEntry, ModelsError, anthropic_models_body, models_body, parse_models};
+pub use models::{
+    ModelEntry, ModelsError, anthropic_model_body, anthropic_models_body, model_body, models_body,
+    parse_models,
+};
 pub use request::{Edit, Peek, PeekError, peek, splice};
 pub use stream::{Facts, Piece, StreamError, StreamScanner, Terminal};
 pub use usage::{Usage, UsageSource};

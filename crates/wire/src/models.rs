@@ -158,6 +158,18 @@ impl ModelEntry {
     }
 }
 
+/// One model, in OpenAI's shape.
+#[must_use]
+pub fn model_body(entry: &ModelEntry) -> Bytes {
+    Bytes::copy_from_slice(entry.raw.get().as_bytes())
+}
+
+/// One model, in Anthropic's shape.
+#[must_use]
+pub fn anthropic_model_body(entry: &ModelEntry) -> Bytes {
+    Bytes::from(entry.anthropic())
+}
+
 /// The list in OpenAI's shape.
 pub fn models_body<'a>(entries: impl Iterator<Item = &'a ModelEntry>) -> Bytes {
     let rows: Vec<&str> = entries.map(|entry| entry.raw.get()).collect();

@@ -45,8 +45,6 @@ pub enum UsageSource {
     Reported,
     /// Deltas were counted on the way through. A delta may hold several tokens.
     Counted,
-    /// Guessed from sizes.
-    Estimated,
     /// Nobody knows.
     Unknown,
 }
@@ -58,7 +56,6 @@ impl UsageSource {
         match self {
             Self::Reported => "reported",
             Self::Counted => "counted",
-            Self::Estimated => "estimated",
             Self::Unknown => "unknown",
         }
     }

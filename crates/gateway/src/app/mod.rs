@@ -32,6 +32,9 @@ mod restart;
 /// After the cut, streams have this long to take their last event; and so has, after the end, whoever reads the logs.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// The same, where somebody wants the end now.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
 /// Why the gateway does not start.
 #[derive(Debug)]
 pub enum StartError {
@@ -285,6 +288,20 @@ impl Gateway {
         Drained {
             cut,
             left: self.tasks.len(),
+        }
+    }
+
+    /// No time left: what still runs is told and ended as far as half a second allows, and the access log is written. The threads are not
+    /// waited for: end the process.
+    pub async fn abort(&self) {
+        self.signals.unready.raise();
+        self.signals.stop_accepting.raise();
+        self.tasks.close();
+        self.signals.drain.raise();
+        self.signals.cut.raise();
+        let _ = tokio::time::timeout(AT_ONCE, self.tasks.wait()).await;
+        if let Some(writer) = &self.log_writer {
+            writer.flush(AT_ONCE);
         }
     }
 

@@ -153,7 +153,7 @@ async fn success(
     }
     if let Some(form) = commit.wish.assemble {
         let bytes = assembled::gather(commit, form, running, record).await?;
-        let mut out = out_head(head);
+        let mut out = out_head(commit, head);
         whole_answer_headers(&mut out.headers, form);
         return Ok(Begun::Whole(out, bytes));
     }
@@ -169,7 +169,7 @@ async fn plain(
 ) -> Result<Begun, Rejection> {
     let mut gathered = Vec::new();
     let gathering = gather(commit, running, record, WHOLE_BYTES, &mut gathered).await?;
-    let out = out_head(head);
+    let out = out_head(commit, head);
     if !gathering.complete {
         record.outcome_if_plain(commit.wish.stream);
         return Ok(Begun::Flowing(
@@ -187,6 +187,7 @@ async fn plain(
     }
     if facts.is_error {
         record.outcome(Outcome::UpstreamError, Some("error_in_200"));
+        return Ok(Begun::Whole(out, commit.upstream.mask.hide(bytes)));
     }
     Ok(Begun::Whole(out, bytes))
 }
@@ -245,7 +246,7 @@ async fn stream(
     if first.is_none() && running.is_complete() {
         return Err(Rejection::Truncated);
     }
-    let mut out = out_head(head);
+    let mut out = out_head(commit, head);
     event_stream_headers(&mut out.headers);
     Ok(Begun::Flowing(
         out,
@@ -278,14 +279,16 @@ async fn refused(
         Ok(Err(rejection @ (Rejection::Gone | Rejection::Draining))) => return Err(rejection),
         Ok(Err(_)) | Err(_) => true,
     };
-    let mut out = out_head(head);
+    let mut out = out_head(commit, head);
+    // In one piece: a key may lie across two.
+    let mask = &commit.upstream.mask;
+    let bytes = mask.hide(join(gathered));
     if !complete {
         return Ok(Begun::Flowing(
             out,
-            Source::plain(gathered, running.exact_length(), is_json(&head.headers)),
+            Source::plain(vec![bytes], running.exact_length(), is_json(&head.headers)),
         ));
     }
-    let bytes = join(gathered);
     let content_type = head.headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
     if head.headers.contains_key(CONTENT_ENCODING) || head.status == StatusCode::NOT_MODIFIED {
         return Ok(Begun::Whole(out, bytes));
@@ -456,10 +459,12 @@ fn status_class(status: StatusCode) -> &'static str {
     }
 }
 
-fn out_head(head: &response::Parts) -> Head {
+fn out_head(commit: &Commit<'_>, head: &response::Parts) -> Head {
+    let mut headers = headers::to_downstream(&head.headers);
+    commit.upstream.mask.hide_in(&mut headers);
     Head {
         status: head.status,
-        headers: headers::to_downstream(&head.headers),
+        headers,
     }
 }
 

@@ -20,7 +20,7 @@ use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
 use crate::upstream::http1::{Http1, RequestHead};
 use crate::upstream::pool::Checkout;
 use crate::upstream::socket::UpstreamIo;
-use crate::upstream::upload::UploadError;
+use crate::upstream::upload::{Progress, UploadError};
 use crate::upstream::{EndpointState, Upstream, connect, pick};
 
 /// A request under way, answered as far as its head.
@@ -155,9 +155,14 @@ impl Trial<'_> {
             },
         };
         record.phase(Phase::WaitingHead);
+        let sending = match &prepared.upload {
+            Upload::Streamed { body, .. } => Some(body.sent().clone()),
+            Upload::Whole { .. } | Upload::Gone => None,
+        };
         let target = self.target(&prepared.path_and_query)?;
         record.sent();
-        self.exchange(conn, prepared, target).await
+        self.exchange(conn, prepared, target, sending.as_ref())
+            .await
     }
 
     async fn exchange(
@@ -165,8 +170,8 @@ impl Trial<'_> {
         conn: Checkout,
         prepared: &mut Prepared,
         target: PathAndQuery,
+        sending: Option<&Progress>,
     ) -> Result<Result<Begun, Failed>, Rejection> {
-        let limit = self.upstream.settings.timeouts.response_head;
         let (sent, reused) = match conn {
             Checkout::Http1(mut conn) => {
                 let body = prepared.upload.body();
@@ -176,19 +181,13 @@ impl Trial<'_> {
                     host: &self.endpoint.authority,
                     headers: &prepared.headers,
                 };
-                let sent = self
-                    .patience
-                    .within(Tier::ResponseHead, limit, conn.send(head, body))
-                    .await?;
+                let sent = self.head(sending, conn.send(head, body)).await?;
                 let reused = conn.reused;
                 (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
                 let request = self.http2_request(prepared, target)?;
-                let sent = self
-                    .patience
-                    .within(Tier::ResponseHead, limit, place.conn.send(request))
-                    .await?;
+                let sent = self.head(sending, place.conn.send(request)).await?;
                 let reused = place.reused;
                 if sent.as_ref().is_err_and(|failed| failed.unsent) {
                     place.retire();
@@ -220,6 +219,31 @@ impl Trial<'_> {
         }
         PathAndQuery::try_from(format!("{base}{asked}"))
             .map_err(|_| Rejection::BadPath("it is not a valid request target"))
+    }
+
+    /// Waits for the head. What is sent while it comes from the client can take its time: the limit begins anew with each part of it, and
+    /// for good with the last. A client that stops has a limit of its own.
+    async fn head<T>(
+        &self,
+        sending: Option<&Progress>,
+        send: impl Future<Output = T>,
+    ) -> Result<T, Rejection> {
+        let limit = self.upstream.settings.timeouts.response_head;
+        let mut send = std::pin::pin!(send);
+        let mut left = limit;
+        loop {
+            let step = self
+                .patience
+                .within(Tier::ResponseHead, left, send.as_mut())
+                .await;
+            let stalled = sending.map_or(limit, Progress::stalled);
+            match step {
+                Err(Rejection::Timeout(Tier::ResponseHead)) if stalled < limit => {
+                    left = limit - stalled;
+                }
+                done => return done,
+            }
+        }
     }
 
     fn http2_request(

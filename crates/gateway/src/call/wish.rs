@@ -7,7 +7,6 @@ use tidegate_wire::{Dialect, Edit, Form, Peek, splice};
 use super::RouteFacts;
 use super::upload::Upload;
 use crate::config::{Kind, Upstream};
-use crate::upstream::route::Target;
 
 /// What the client asked for, and what we ask for in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +47,13 @@ impl Wish {
     }
 
     /// The few bytes that we change: the model's name upstream, and the wish for a stream and for usage.
-    pub fn edit(&self, received: Upload, target: &Target<'_>, peek: Option<&Peek>) -> Upload {
+    pub fn edit(&self, received: Upload, model: Option<&str>, peek: Option<&Peek>) -> Upload {
         let (Upload::Whole { body, lease }, Some(peek)) = (&received, peek) else {
             return received;
         };
         let assemble = self.assemble.is_some();
         let edits: Vec<Edit<'_>> = [
-            target.model.map(Edit::Model),
+            model.map(Edit::Model),
             assemble.then_some(Edit::Stream),
             // A whole answer has its usage: so must one that is put together.
             (assemble || self.strip_usage).then_some(Edit::IncludeUsage),

@@ -26,6 +26,8 @@ pub enum Exit {
     Failed = 1,
     /// The command line or the configuration is wrong; nothing was started.
     Usage = 2,
+    /// It ended as asked, and calls that were still running at the deadline of the drain were cut.
+    Cut = 3,
 }
 
 /// What is to be done.

@@ -125,7 +125,8 @@ pub struct Limits {
 pub struct Timeouts {
     /// Connection accepted, or first byte of the next request read → request head complete.
     pub request_head: Time,
-    /// Longest time in which a client may send less than 1 KiB of its body.
+    /// Longest time in which a client may send less than 1 KiB of its body. It is the least rate, and the only limit of a body's time: a large
+    /// one over a slow line takes long and is no fault. Its memory is bounded by `limits`.
     pub request_body: Time,
     /// Call offered → slot.
     pub queue: Time,
@@ -135,7 +136,8 @@ pub struct Timeouts {
     pub connect: Time,
     /// TLS handshake, upstream and on the listener. For clients this one holds, whatever an upstream sets for itself.
     pub tls: Time,
-    /// Request sent → response head. Long, since a non-streaming answer comes with its head.
+    /// Request sent → response head. Long, since a non-streaming answer comes with its head. A body that is passed on while the client sends it
+    /// starts this anew with each part, until all of it is sent.
     pub response_head: Time,
     /// Response head → first meaningful event of a stream.
     pub first_event: Time,

@@ -76,6 +76,9 @@ impl Front {
         let origin = request.headers().get(ORIGIN).cloned();
         let place = route::find(request.method(), request.uri());
         let dialect = match &place {
+            Ok(place) if !place.is_a_call() && is_anthropic(request.headers()) => {
+                Dialect::Anthropic
+            }
             Ok(place) => place.dialect(),
             Err(misrouted) => misrouted.dialect,
         };
@@ -137,18 +140,12 @@ impl Front {
             path_and_query,
         } = place;
         let route = match route {
-            Route::Models => {
-                let anthropic = request.headers().contains_key("anthropic-version");
-                let list = models::list(
-                    &self.caller,
-                    &self.worker,
-                    generation,
-                    anthropic,
-                    &arrival.gone,
-                );
-                return Box::pin(list).await;
-            }
             Route::Call(route) => route,
+            Route::Models => return self.models(None, &request, generation, &arrival.gone).await,
+            Route::Model(id) => {
+                let id = Some(id.as_str());
+                return self.models(id, &request, generation, &arrival.gone).await;
+            }
         };
         let (parts, body) = request.into_parts();
         let ask = Ask {
@@ -182,6 +179,26 @@ impl Front {
                 record.refused(&rejection, response.status().as_u16());
                 record.settle();
                 Ok(response)
+            }
+        }
+    }
+
+    /// All models, or one of them.
+    async fn models(
+        &self,
+        id: Option<&str>,
+        request: &Request<Incoming>,
+        generation: &Arc<Generation>,
+        gone: &Arc<Gone>,
+    ) -> Result<Response<OutBody>, Rejection> {
+        let (caller, worker) = (&self.caller, &self.worker);
+        let anthropic = is_anthropic(request.headers());
+        // Boxed: rare, and a large part of each request's future otherwise.
+        match id {
+            None => Box::pin(models::list(caller, worker, generation, anthropic, gone)).await,
+            Some(id) => {
+                let asked = (id, anthropic);
+                Box::pin(models::one(caller, worker, generation, asked, gone)).await
             }
         }
     }
@@ -228,6 +245,11 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Rejection> {
         (Some(coding), None) if plain(coding) => Ok(()),
         _ => Err(Rejection::BodyBroken),
     }
+}
+
+/// On paths that both families share, this field tells which one asks.
+fn is_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
 }
 
 /// What comes with a request besides itself.

@@ -1,17 +1,20 @@
-//! `GET /v1/models`: what the upstreams serve, as one list.
+//! `GET /v1/models`: what the upstreams serve, as one list; `GET /v1/models/{id}`: one of it.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Response, StatusCode};
-use tidegate_wire::{ModelEntry, anthropic_models_body, models_body};
+use tidegate_wire::{
+    ModelEntry, anthropic_model_body, anthropic_models_body, model_body, models_body,
+};
 
 use super::json;
 use crate::call::body::OutBody;
 use crate::call::handover::Gone;
 use crate::call::{Caller, Generation, Rejection, Worker, listing};
 use crate::upstream::Upstream;
+use crate::upstream::route::Target;
 
 /// Asks all upstreams at once and merges what they say with what the configuration says. An upstream that does not answer contributes the
 /// names that are configured for it; only if there is nothing at all to say is that an error.
@@ -47,6 +50,39 @@ pub async fn list(
         anthropic_models_body(entries.iter())
     } else {
         models_body(entries.iter())
+    };
+    Ok(json(StatusCode::OK, body))
+}
+
+/// Asks the upstream that calls with this name go to. What the configuration names is there also while the upstream does not answer.
+pub async fn one(
+    caller: &Caller,
+    worker: &Arc<Worker>,
+    generation: &Generation,
+    (id, anthropic): (&str, bool),
+    gone: &Arc<Gone>,
+) -> Result<Response<OutBody>, Rejection> {
+    let unknown = || Rejection::UnknownModel(id.chars().take(128).collect());
+    let Target { upstream, model } = generation.routes.find(id).ok_or_else(unknown)?;
+    let settings = &upstream.settings;
+    let named = model.is_some() || settings.models.iter().any(|name| name == id);
+    let sent = model.unwrap_or(id);
+    let entry = match listing::fetch(caller, worker, generation, upstream, Arc::clone(gone)).await {
+        Ok(served) => served.into_iter().find(|entry| entry.id == sent),
+        Err(Rejection::Gone) => return Err(Rejection::Gone),
+        Err(_) if named => None,
+        Err(rejection) => return Err(rejection),
+    };
+    let entry = match entry {
+        Some(entry) if model.is_some() => entry.renamed(id),
+        Some(entry) => entry,
+        None if named => ModelEntry::named(id, &upstream.name),
+        None => return Err(unknown()),
+    };
+    let body = if anthropic {
+        anthropic_model_body(&entry)
+    } else {
+        model_body(&entry)
     };
     Ok(json(StatusCode::OK, body))
 }

@@ -8,12 +8,14 @@ use super::is_read;
 use crate::call::{ModelIn, Rejection, RouteFacts};
 
 /// Where a request goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// To an upstream.
     Call(RouteFacts),
     /// The list of models, merged over the upstreams.
     Models,
+    /// One of them, by the name that clients use.
+    Model(String),
 }
 
 /// A route found.
@@ -87,10 +89,15 @@ impl Place {
 }
 
 impl Place {
+    /// It goes to an upstream with a slot.
+    pub fn is_a_call(&self) -> bool {
+        matches!(self.route, Route::Call(_))
+    }
+
     pub fn dialect(&self) -> Dialect {
-        match self.route {
+        match &self.route {
             Route::Call(facts) => facts.dialect,
-            Route::Models => Dialect::OpenAi,
+            Route::Models | Route::Model(_) => Dialect::OpenAi,
         }
     }
 }
@@ -102,6 +109,15 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
     let path = uri.path();
     let dialect = family(path);
     let misrouted = |rejection| Err(Misrouted { rejection, dialect });
+    if is_read(method)
+        && let Some(name) = path.strip_prefix("/v1/models/")
+    {
+        // The name goes nowhere as a path, so it may hold what a path must not.
+        return match decoded(name).filter(|name| !name.is_empty()) {
+            Some(name) => Ok(Place::new(Route::Model(name), uri)),
+            None => misrouted(Rejection::BadPath("it is no name of a model")),
+        };
+    }
     if let Some(known) = KNOWN.iter().find(|known| known.path == path) {
         let posts = method == Method::POST;
         // `GET /v1/chat/completions` lists stored completions; the same holds for responses.
@@ -136,6 +152,21 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
         return Ok(Place::new(Route::Call(pass(dialect)), uri));
     }
     misrouted(Rejection::NotFound)
+}
+
+/// A name with its `%2F` and the like made plain; `None`: it is no text without control characters.
+fn decoded(name: &str) -> Option<String> {
+    let mut parts = name.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let code = part
+            .get(..2)
+            .filter(|c| c.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        bytes.push(u8::from_str_radix(code, 16).ok()?);
+        bytes.extend_from_slice(part.get(2..)?.as_bytes());
+    }
+    let name = String::from_utf8(bytes).ok()?;
+    (!name.chars().any(char::is_control)).then_some(name)
 }
 
 fn family(path: &str) -> Dialect {
@@ -249,6 +280,32 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    #[test]
+    fn a_model_is_asked_for_by_any_name_it_may_have() {
+        for (path, name) in [
+            ("/v1/models/tiny", "tiny"),
+            ("/v1/models/org/tiny", "org/tiny"),
+            ("/v1/models/org%2Ftiny%3Aq4", "org/tiny:q4"),
+            ("/v1/models/a%20b", "a b"),
+            ("/v1/models/..", ".."),
+        ] {
+            let route = found("GET", path).unwrap().route;
+            assert_eq!(route, Route::Model(name.into()), "{path}");
+        }
+        for path in [
+            "/v1/models/",
+            "/v1/models/%00",
+            "/v1/models/%2",
+            "/v1/models/%+1",
+            "/v1/models/%ff",
+        ] {
+            let refused = found("GET", path).unwrap_err().rejection;
+            assert!(matches!(refused, Rejection::BadPath(_)), "{path}");
+        }
+        let deleted = found("DELETE", "/v1/models/tiny").unwrap().route;
+        assert!(matches!(deleted, Route::Call(_)), "that one is passed on");
     }
 
     #[test]

@@ -22,8 +22,9 @@ use crate::upstream::pool::Pool;
 const TICK: Duration = Duration::from_millis(100);
 /// Every how many ticks idle upstream connections are looked through.
 const SWEEP_TICKS: u32 = 3;
-/// Threads for name lookups, per worker. More lookups at once wait in line; the connect tier bounds their wait.
-const LOOKUP_THREADS: usize = 4;
+/// Threads beside a worker, for name lookups and for reading large bodies. More at once wait in line; the connect tier bounds the wait for a
+/// lookup, and the bytes of all bodies are bounded.
+const THREADS_BESIDE: usize = 4;
 
 /// A running worker.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<Running> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(LOOKUP_THREADS)
+        .max_blocking_threads(THREADS_BESIDE)
         .build()?;
     let thread = std::thread::Builder::new()
         .name(format!("worker-{}", plan.id))

@@ -351,16 +351,25 @@ impl Metrics {
     /// Shows a limiter's counts under `upstream`; a second registration of the name replaces the first.
     pub fn show_limiter(&self, upstream: &Arc<str>, limiter: &Limiter) {
         let mut shown = self.limiters.lock();
-        shown.retain(|(name, _)| name != upstream);
-        shown.push((Arc::clone(upstream), limiter.clone()));
+        shown.retain(|row| row.upstream != *upstream);
+        shown.push(Shown {
+            upstream: Arc::clone(upstream),
+            limiter: limiter.clone(),
+            removed: false,
+        });
     }
 
-    /// Takes a removed upstream's limiter out once nothing runs in it any more.
-    pub fn hide_idle_limiters(&self, keep: impl Fn(&str) -> bool) {
-        self.limiters.lock().retain(|(name, limiter)| {
-            let now = limiter.snapshot();
-            keep(name) || now.running + now.lingering + now.queued > 0
-        });
+    /// Takes a removed upstream's limiter out as soon as nothing runs in it any more.
+    pub fn hide_limiters(&self, keep: impl Fn(&str) -> bool) {
+        for row in self.limiters.lock().iter_mut() {
+            row.removed = !keep(&row.upstream);
+        }
+    }
+
+    /// Takes a removed endpoint's gauges out.
+    pub fn hide_endpoint(&self, labels: &EndpointLabels) {
+        self.upstream_connections.remove(labels);
+        self.endpoint_ejected.remove(labels);
     }
 
     /// The OpenMetrics text of one scrape.
@@ -392,12 +401,18 @@ where
 
 /// The limiters' own counts, read at the scrape.
 #[derive(Clone, Default)]
-struct Limiters(Arc<Mutex<Shown>>);
+struct Limiters(Arc<Mutex<Vec<Shown>>>);
 
-type Shown = Vec<(Arc<str>, Limiter)>;
+/// A limiter in the scrape.
+struct Shown {
+    upstream: Arc<str>,
+    limiter: Limiter,
+    /// No configuration names it any more: it is shown while work is left in it.
+    removed: bool,
+}
 
 impl Limiters {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Arc<str>, Limiter)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Shown>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -453,11 +468,15 @@ const LIMITER_TIMES: [Seconds64; 3] = [
 
 impl Collector for Limiters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let rows: Rows = self
-            .lock()
-            .iter()
-            .map(|(name, limiter)| (Arc::clone(name), limiter.snapshot()))
-            .collect();
+        let mut rows = Rows::new();
+        self.lock().retain(|row| {
+            let now = row.limiter.snapshot();
+            let shows = !row.removed || now.running + now.lingering + now.queued > 0;
+            if shows {
+                rows.push((Arc::clone(&row.upstream), now));
+            }
+            shows
+        });
         let e = &mut encoder;
         for (name, help, value) in LIMITER_GAUGES {
             let whole = |s: &Snapshot| i64::try_from(value(s)).unwrap_or(i64::MAX);

@@ -30,6 +30,8 @@ pub struct EndpointState {
     ejected_until: AtomicU64,
     epoch: Instant,
     ejected: Gauge,
+    /// Where its gauges are to be taken out of at its end.
+    shown: (Arc<Metrics>, EndpointLabels),
     /// The log says that it is left out.
     told: AtomicBool,
     ejections: Seldom,
@@ -60,7 +62,7 @@ impl EndpointState {
         upstream: &Arc<str>,
         address: Endpoint,
         connections_max: usize,
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
     ) -> Self {
         let authority: Arc<str> = authority(&address).into();
         let labels = EndpointLabels {
@@ -74,6 +76,7 @@ impl EndpointState {
             open: metrics.upstream_connections.get_or_create_owned(&labels),
             opened: metrics.upstream_connects.get_or_create_owned(&labels),
             ejected: metrics.endpoint_ejected.get_or_create_owned(&labels),
+            shown: (Arc::clone(metrics), labels),
             in_flight: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             ejected_until: AtomicU64::new(0),
@@ -153,6 +156,14 @@ impl EndpointState {
     }
 }
 
+/// No generation names it and nothing is left on it: its gauges would stand still for ever.
+impl Drop for EndpointState {
+    fn drop(&mut self) {
+        let (metrics, labels) = &self.shown;
+        metrics.hide_endpoint(labels);
+    }
+}
+
 fn authority(address: &Endpoint) -> String {
     let host = if address.host.contains(':') {
         format!("[{}]", address.host)
@@ -198,7 +209,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_log_hears_of_changes_and_not_of_each_call() {
-        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Metrics::new());
+        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Arc::new(Metrics::new()));
         let long = Duration::from_secs(5);
         assert!(!endpoint.restore(), "it was never out");
         assert!(endpoint.eject(long));
@@ -223,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_connections_follows_a_reload() {
-        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Metrics::new());
+        let endpoint = EndpointState::new(&"u".into(), address(), 2, &Arc::new(Metrics::new()));
         let free = || endpoint.connections.available_permits();
         endpoint.resize(5);
         assert_eq!(free(), 5);

@@ -71,7 +71,12 @@ async fn open(io: UpstreamIo) -> std::io::Result<Http2> {
 
 fn endpoint() -> Arc<EndpointState> {
     let address = Endpoint::from(std::net::SocketAddr::from(([127, 0, 0, 1], 1)));
-    Arc::new(EndpointState::new(&"u".into(), address, 1, &Metrics::new()))
+    Arc::new(EndpointState::new(
+        &"u".into(),
+        address,
+        1,
+        &Arc::new(Metrics::new()),
+    ))
 }
 
 #[tokio::test]

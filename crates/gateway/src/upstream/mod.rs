@@ -18,6 +18,7 @@ pub mod exchange;
 pub mod http1;
 #[cfg(test)]
 mod http2_tests;
+pub mod mask;
 pub mod pick;
 pub mod pool;
 mod preface;
@@ -36,6 +37,8 @@ pub struct Upstream {
     pub limiter: Limiter,
     pub endpoints: Vec<Arc<EndpointState>>,
     pub tls: Arc<rustls::ClientConfig>,
+    /// Keeps its key from clients.
+    pub mask: mask::Mask,
     pub metrics: Arc<Metrics>,
     /// Its own share of them.
     pub families: Arc<UpstreamMetrics>,

@@ -31,7 +31,7 @@ mod tests {
     use std::time::Duration;
 
     fn endpoints(n: u16) -> Vec<Arc<EndpointState>> {
-        let metrics = Metrics::new();
+        let metrics = Arc::new(Metrics::new());
         (0..n)
             .map(|i| {
                 let address = Endpoint {

@@ -1,11 +1,12 @@
 //! What outlives a configuration: limiters, endpoint states, and the table of the running generation.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tidegate_limiter::{Limiter, Limits, LimitsError};
 
 use super::connect::{self, TlsError};
+use super::mask::Mask;
 use super::route::Routes;
 use super::{EndpointState, Upstream};
 use crate::config::{self, Config, Endpoint};
@@ -21,7 +22,8 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Kept {
     limiters: HashMap<String, Limiter>,
-    endpoints: HashMap<(String, Endpoint), Arc<EndpointState>>,
+    /// Kept by the generations that name them and by the calls and connections on them; gone with the last.
+    endpoints: HashMap<(String, Endpoint), Weak<EndpointState>>,
 }
 
 /// Why a validated configuration could still not be put to work.
@@ -93,14 +95,17 @@ impl Registry {
                 limiter,
                 endpoints,
                 tls,
+                mask: Mask::new(settings.api_key.as_ref()),
                 families: Arc::new(self.metrics.upstream(&name)),
                 metrics: Arc::clone(&self.metrics),
                 name,
             }));
         }
-        kept.forget_removed(config);
+        // Limiters stay: a call that was being received when its upstream was taken out is still to ask for its slot, and if the upstream comes
+        // back there must be one limit, not two.
+        kept.endpoints.retain(|_, state| state.strong_count() > 0);
         self.metrics
-            .hide_idle_limiters(|name| config.upstreams.iter().any(|u| u.name == name));
+            .hide_limiters(|name| config.upstreams.iter().any(|u| u.name == name));
         Ok(Routes::new(
             upstreams,
             config.default_upstream,
@@ -132,29 +137,16 @@ impl Kept {
         name: &Arc<str>,
         address: &Endpoint,
         connections_max: usize,
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
     ) -> Arc<EndpointState> {
         let key = (name.to_string(), address.clone());
-        let state = self
-            .endpoints
-            .entry(key)
-            .and_modify(|state| state.resize(connections_max))
-            .or_insert_with(|| {
-                let address = address.clone();
-                Arc::new(EndpointState::new(name, address, connections_max, metrics))
-            });
-        Arc::clone(state)
-    }
-
-    /// Endpoints that no generation names and nobody uses are dropped. Limiters stay: a call that was being received when its upstream was
-    /// taken out is still to ask for its slot, and if the upstream comes back there must be one limit, not two.
-    fn forget_removed(&mut self, config: &Config) {
-        self.endpoints.retain(|(name, address), state| {
-            let named = config
-                .upstreams
-                .iter()
-                .any(|u| u.name == *name && u.endpoints.contains(address));
-            named || Arc::strong_count(state) > 1
-        });
+        if let Some(state) = self.endpoints.get(&key).and_then(Weak::upgrade) {
+            state.resize(connections_max);
+            return state;
+        }
+        let state = EndpointState::new(name, address.clone(), connections_max, metrics);
+        let state = Arc::new(state);
+        self.endpoints.insert(key, Arc::downgrade(&state));
+        state
     }
 }

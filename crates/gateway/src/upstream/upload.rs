@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,12 +29,36 @@ impl Received {
     }
 }
 
+/// When a part of a body that is being sent was last on its way.
+#[derive(Clone, Debug)]
+pub struct Progress(Arc<(Instant, AtomicU64)>);
+
+impl Progress {
+    fn new() -> Self {
+        Self(Arc::new((Instant::now(), AtomicU64::new(0))))
+    }
+
+    pub(super) fn mark(&self) {
+        let (begin, moved) = &*self.0;
+        let now = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        moved.store(now, Ordering::Relaxed);
+    }
+
+    /// How long nothing of it has moved, to the millisecond.
+    pub fn stalled(&self) -> Duration {
+        let (begin, moved) = &*self.0;
+        let moved = Duration::from_millis(moved.load(Ordering::Relaxed));
+        begin.elapsed().saturating_sub(moved)
+    }
+}
+
 /// Never sent twice. A client that stops sending ends it: its call holds a slot.
 #[derive(Debug)]
 pub struct Streamed {
     body: Box<Incoming>,
     stall: Duration,
     received: Received,
+    sent: Progress,
     /// Bytes since the timer was set.
     progress: usize,
     timer: Option<Pin<Box<Sleep>>>,
@@ -66,9 +90,14 @@ impl Streamed {
             body: Box::new(body),
             stall,
             received,
+            sent: Progress::new(),
             progress: 0,
             timer: None,
         }
+    }
+
+    pub fn sent(&self) -> &Progress {
+        &self.sent
     }
 
     /// The bytes that are still to come, as announced.
@@ -87,6 +116,7 @@ impl Streamed {
                     let Ok(data) = frame.into_data() else {
                         continue;
                     };
+                    self.sent.mark();
                     self.progress += data.len();
                     if self.progress >= PROGRESS_BYTES {
                         self.timer = None;

@@ -285,6 +285,22 @@ async fn a_removed_upstream_finishes_its_streams_and_is_gone() {
     two.wait_for(|t| t.connections_open == 0, SOON)
         .await
         .expect("its connections are closed by the idle limit");
+    let gauges = [
+        "limit",
+        "running",
+        "oldest_running_seconds",
+        "upstream_connections",
+        "endpoint_ejected",
+    ];
+    gate.eventually("nothing of it stands still in the scrape", |g| {
+        let text = g.gateway.metrics.encode();
+        let is_left = |line: &str| {
+            let named = |name: &&str| line.starts_with(&format!("tidegate_{name}{{"));
+            line.contains("upstream=\"two\"") && gauges.iter().any(named)
+        };
+        !text.lines().any(is_left)
+    })
+    .await;
 }
 
 /// Measured against what runs, not against the file of the last reload.

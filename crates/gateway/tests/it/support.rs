@@ -61,6 +61,16 @@ pub(crate) fn room_for(config: &mut Config, n: usize) {
     only(config).pool.connections_max = n + 16;
 }
 
+/// An upstream that takes connections and reads nothing, for as long as the socket is held.
+pub(crate) fn deaf() -> (tokio::net::TcpListener, SocketAddr) {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(8192).expect("a size");
+    socket.bind(LOCALHOST).expect("a port");
+    let listener = socket.listen(16).expect("it listens");
+    let address = listener.local_addr().expect("an address");
+    (listener, address)
+}
+
 /// A running gateway and its access log.
 #[derive(Debug)]
 pub(crate) struct Gate {

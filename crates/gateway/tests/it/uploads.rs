@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_rig::{BodyEnd, RawClient, Script};
 
-use crate::support::{CHAT, Gate, SOON, gateway, only, slots, upstream, whole};
+use crate::support::{CHAT, Gate, SOON, deaf, gateway, gateway_at, only, slots, upstream, whole};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -40,6 +40,39 @@ async fn an_upload_that_stops_is_a_408_and_gives_its_slot_back() {
     );
     drop((client, next));
     gate.settled_with(&up, 1).await;
+}
+
+/// The server's time begins when it has all of the request; what the client takes to send it is not the server's.
+#[tokio::test]
+async fn the_time_for_the_head_begins_with_the_end_of_the_body() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| only(c).timeouts.response_head = SHORT);
+    let mut client = begin(&gate).await;
+    let pause = SHORT / 5;
+    let rest = vec![b'x'; 100_000 - 5];
+    client.dribble(&rest, 9_000, pause).await.expect("sent");
+    assert_eq!(client.final_head().await.expect("head").status, 200);
+    gate.settled(&up).await;
+    assert_eq!(gate.logged(1).await[0]["outcome"], "ok");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_a_body_has_its_own_time() {
+    let (_deaf, address) = deaf();
+    let gate = gateway_at(address, |c| only(c).timeouts.response_head = SHORT);
+    let mut client = begin(&gate).await;
+    let rest = vec![b'x'; 100_000 - 5];
+    client.dribble(rest, 50_000, SHORT / 5).await.expect("sent");
+    assert_eq!(client.final_head().await.expect("head").status, 504);
+    // Also where it stops reading in the middle.
+    let mut client = gate.client().await;
+    let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: audio/wav\r\nContent-Length: 60000000\r\n\r\n";
+    client.send(head).await.expect("sent");
+    client.set_limit(2 * SHORT);
+    while client.send(&[b'x'; 20_000]).await.is_ok() {}
+    for line in gate.logged(2).await {
+        assert_eq!(line["reason"], "response_head", "{line}");
+    }
 }
 
 #[tokio::test]

@@ -112,6 +112,9 @@ impl Outgoing {
     }
 
     fn advance(&mut self, written: usize) {
+        if let Some(rest) = &self.rest {
+            rest.body.sent().mark();
+        }
         let of_head = written.min(self.head.len());
         self.head.advance(of_head);
         self.data.advance((written - of_head).min(self.data.len()));

@@ -62,7 +62,7 @@ async fn reused() -> (Box<Http1>, StdStream) {
     let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
     let socket = Socket::new(tcp, Default::default(), permit);
     let endpoint = Endpoint::from(address);
-    let endpoint = EndpointState::new(&"u".into(), endpoint, 1, &Metrics::new());
+    let endpoint = EndpointState::new(&"u".into(), endpoint, 1, &Arc::new(Metrics::new()));
     let io = UpstreamIo::Plain(socket);
     let conn = Http1::new(io, Arc::new(endpoint), 65_536);
     let mut conn = Box::new(conn);
