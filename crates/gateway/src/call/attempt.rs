@@ -187,7 +187,15 @@ impl Trial<'_> {
             }
             Checkout::Http2(mut place) => {
                 let request = self.http2_request(prepared, target)?;
-                let sent = self.head(sending, place.conn.send(request)).await?;
+                let sent = self
+                    .head(sending, place.conn.send(request))
+                    .await
+                    // A slow server or a dead connection: nobody can tell. Later calls are not put to the same test.
+                    .inspect_err(|why| {
+                        if matches!(why, Rejection::Timeout(_)) {
+                            place.retire();
+                        }
+                    })?;
                 let reused = place.reused;
                 if sent.as_ref().is_err_and(|failed| failed.unsent) {
                     place.retire();

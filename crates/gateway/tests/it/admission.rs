@@ -323,7 +323,7 @@ async fn clients_that_leave_do_not_poison_the_upstream() {
 
 /// A server that runs on after a cancel keeps its slot for the time that is set for it, and it is shown.
 #[tokio::test]
-async fn a_cancelled_call_keeps_its_slot_for_the_settle_time() {
+async fn c121_a_cancelled_call_keeps_its_slot_for_the_settle_time() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).slots = slots(1);

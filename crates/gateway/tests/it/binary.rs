@@ -90,12 +90,8 @@ impl Program {
         eventually(what, || self.err().contains(what)).await;
     }
 
-    /// Memory that it has now, in bytes.
-    pub(crate) fn resident(&self) -> usize {
-        let path = format!("/proc/{}/statm", self.child.id());
-        let statm = std::fs::read_to_string(path).expect("it runs");
-        let pages = statm.split(' ').nth(1).expect("resident");
-        4096 * pages.parse::<usize>().expect("a number")
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, name: &str) {
@@ -189,7 +185,7 @@ async fn a_drain_ends_endless_streams_with_a_word_and_code_3() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_at_once() {
+async fn c110_a_second_signal_ends_at_once() {
     let up = upstream(Script::default()).await;
     let text = file(&up, "").replace("400ms", "600s");
     let mut program = Program::configured(&text);
@@ -313,7 +309,7 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
 
 /// Whoever reads the logs may stop reading: calls go on, and the end comes all the same.
 #[tokio::test]
-async fn full_pipes_hold_up_neither_calls_nor_the_end() {
+async fn c124_full_pipes_hold_up_neither_calls_nor_the_end() {
     let up = upstream(Script::default()).await;
     for (signals, expected) in [(&["TERM"][..], 0), (&["TERM", "INT"][..], 1)] {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -408,7 +404,7 @@ fn a_port_that_is_taken_is_said_with_code_1() {
 
 /// Nothing is unbounded when nothing is written.
 #[test]
-fn every_safety_default_is_finite() {
+fn c137_every_safety_default_is_finite() {
     let (code, out, err) = run(&["check", "--upstream", "http://127.0.0.1:9"], &[]);
     assert_eq!(code, 0, "{err}");
     for name in [
@@ -449,7 +445,7 @@ const MARKERS: [&str; 3] = [
 /// Every level, every failure: no key in any output.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
-async fn no_key_is_printed_whatever_happens() {
+async fn c114_no_key_is_printed_whatever_happens() {
     let up = upstream(Script::default()).await;
     let dead = upstream(Script::default()).await;
     let dead_addr = dead.addr();
@@ -536,7 +532,7 @@ async fn no_key_is_printed_whatever_happens() {
 
 /// A storm of clients that leave is one line each on the one output, and none on the other.
 #[tokio::test]
-async fn clients_that_leave_do_not_flood_the_log() {
+async fn c131_clients_that_leave_do_not_flood_the_log() {
     let up = upstream(Script::default()).await;
     let mut program = Program::configured(&file(&up, "slots = 400"));
     let addr = program.address("listen=").await;
@@ -559,7 +555,7 @@ async fn clients_that_leave_do_not_flood_the_log() {
 }
 
 #[test]
-fn mistakes_are_told_together_with_code_2() {
+fn c134_mistakes_are_told_together_with_code_2() {
     let folder = folder();
     let path = folder.join("bad.toml");
     let mut file = File::create(&path).expect("a file");

@@ -68,7 +68,7 @@ async fn a_line_of_16_mib_passes_and_is_not_gathered() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_slows_its_own_upstream_and_nothing_else() {
+async fn c91_a_slow_reader_slows_its_own_upstream_and_nothing_else() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| only(c).slots = slots(20));
     let endless = stream(json!({"end": "never", "event_bytes": 16_384}));

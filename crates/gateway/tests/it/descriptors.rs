@@ -43,7 +43,7 @@ async fn metrics(program: &Program) -> String {
 }
 
 #[tokio::test]
-async fn clients_beyond_the_descriptors_are_told_so() {
+async fn c93_clients_beyond_the_descriptors_are_told_so() {
     let up = upstream(Script::default()).await;
     let mut program = with_few(&up);
     let addr = program.address("listen=").await;
@@ -88,7 +88,7 @@ async fn clients_beyond_the_descriptors_are_told_so() {
 
 /// One client with many streams needs more connections upstream than there are descriptors.
 #[tokio::test]
-async fn no_socket_for_an_upstream_is_our_own_lack() {
+async fn c93_no_socket_for_an_upstream_is_our_own_lack() {
     let up = upstream(Script::default()).await;
     let mut program = with_few(&up);
     let addr = program.address("listen=").await;

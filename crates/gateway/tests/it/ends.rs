@@ -12,11 +12,11 @@ use crate::support::{
 const DIALECTS: [&str; 3] = [CHAT, MESSAGES, RESPONSES];
 
 /// Whether this is the one error event that the clients of this path know.
-fn assert_error(path: &str, event: &Event, code: &str) {
+pub(crate) fn assert_error(path: &str, event: &Event, code: &str) {
     let json = event.json().expect("an error event is JSON");
     let text = |value: &Value| value.as_str().is_some_and(|s| !s.is_empty());
     match path {
-        CHAT => {
+        CHAT | "/v1/completions" => {
             assert_eq!(event.name, "");
             let error = json["error"].as_object().expect("an object");
             for key in ["message", "type", "param", "code"] {
@@ -43,12 +43,12 @@ fn assert_error(path: &str, event: &Event, code: &str) {
     }
 }
 
-fn errors(events: &[Event]) -> usize {
+pub(crate) fn errors(events: &[Event]) -> usize {
     let is_error = |e: &&Event| e.name == "error" || e.data.starts_with("{\"error\":{");
     events.iter().filter(is_error).count()
 }
 
-fn assert_no_end(path: &str, events: &[Event]) {
+pub(crate) fn assert_no_end(path: &str, events: &[Event]) {
     let ends = ["[DONE]", "message_stop", "response.completed"];
     for event in events {
         assert!(
@@ -156,7 +156,7 @@ async fn a_hundred_streams_reset_in_one_moment_leave_nothing() {
 }
 
 #[tokio::test]
-async fn no_error_is_put_inside_an_event_that_is_half_sent() {
+async fn c41_no_error_is_put_inside_an_event_that_is_half_sent() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.limits.event_bytes = 1024);
     for path in DIALECTS {

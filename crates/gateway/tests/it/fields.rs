@@ -99,7 +99,7 @@ async fn fields_of_one_connection_do_not_cross() {
 }
 
 #[tokio::test]
-async fn a_clients_close_is_not_the_upstreams() {
+async fn c101_a_clients_close_is_not_the_upstreams() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.server.workers = crate::support::slots(1));
     for _ in 0..3 {
@@ -183,7 +183,7 @@ async fn an_old_client_gets_an_answer_that_ends_with_its_connection() {
 }
 
 #[tokio::test]
-async fn a_client_that_asks_may_go_on_and_others_hear_no_100() {
+async fn c101_a_client_that_asks_may_go_on_and_others_hear_no_100() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let body = whole(json!({})).to_string();
@@ -280,7 +280,7 @@ async fn there_is_one_framing_and_it_fits_the_bytes() {
 }
 
 #[tokio::test]
-async fn surplus_bytes_never_become_the_next_answer() {
+async fn c85_surplus_bytes_never_become_the_next_answer() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.server.workers = crate::support::slots(1));
     let extra =
@@ -306,7 +306,7 @@ async fn surplus_bytes_never_become_the_next_answer() {
 }
 
 #[tokio::test]
-async fn an_answer_framed_in_two_ways_is_refused() {
+async fn c85_an_answer_framed_in_two_ways_is_refused() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     for body in [stream, whole] {
@@ -317,7 +317,7 @@ async fn an_answer_framed_in_two_ways_is_refused() {
 }
 
 #[tokio::test]
-async fn requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
+async fn c117_requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let rest = "0\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}";

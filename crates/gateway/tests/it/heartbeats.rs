@@ -14,7 +14,7 @@ fn beating(up: &tidegate_rig::FakeUpstream) -> Gate {
 }
 
 /// The body without its heartbeats, and how many there were. Each must stand at the start or directly after a blank line.
-fn without_beats(body: &[u8]) -> (Vec<u8>, usize) {
+pub(crate) fn without_beats(body: &[u8]) -> (Vec<u8>, usize) {
     let (mut kept, mut beats, mut at) = (Vec::new(), 0, 0);
     while at < body.len() {
         if body[at..].starts_with(BEAT) {
@@ -43,7 +43,7 @@ async fn run(gate: &Gate, script: Value) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_pause_between_events_is_filled() {
+async fn c34_a_pause_between_events_is_filled() {
     let up = upstream(Script::default()).await;
     let gate = beating(&up);
     for line_end in ["lf", "crlf", "cr"] {
@@ -102,7 +102,7 @@ async fn a_pause_inside_an_event_is_not() {
 }
 
 #[tokio::test]
-async fn a_character_cut_in_two_stays_whole() {
+async fn c33_a_character_cut_in_two_stays_whole() {
     let up = upstream(Script::default()).await;
     let gate = beating(&up);
     // "ä" in base64, cut between its two bytes: "data: \"\xc3" and "\xa4\"\n\n".

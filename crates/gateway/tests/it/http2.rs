@@ -202,7 +202,7 @@ async fn a_broken_answer_is_a_reset_stream() {
 
 /// One stream that is not read is cut at its limit; the others on the connection do not feel it.
 #[tokio::test]
-async fn a_stream_that_is_not_read_is_cut_alone() {
+async fn c107_a_stream_that_is_not_read_is_cut_alone() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| only(c).timeouts.write = Duration::from_millis(700));
     let mut client = Client::connect(&gate).await;
@@ -230,7 +230,7 @@ async fn a_stream_that_is_not_read_is_cut_alone() {
 }
 
 #[tokio::test]
-async fn a_drain_says_goaway_and_lets_the_streams_finish() {
+async fn c111_a_drain_says_goaway_and_lets_the_streams_finish() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let mut client = Client::connect(&gate).await;
@@ -282,7 +282,7 @@ async fn rapid_resets_end_the_connection() {
 
 /// A preface and nothing more is held to the limit of a request head.
 #[tokio::test]
-async fn a_connection_with_only_a_preface_is_closed() {
+async fn c118_a_connection_with_only_a_preface_is_closed() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).timeouts.request_head = Duration::from_millis(300)
@@ -301,7 +301,7 @@ async fn a_connection_with_only_a_preface_is_closed() {
 
 /// The four pairings, with bodies of every kind, each followed by a second request on the same connection.
 #[tokio::test]
-async fn versions_are_converted_without_a_lost_or_doubled_end() {
+async fn c108_versions_are_converted_without_a_lost_or_doubled_end() {
     let up = upstream(Script::default()).await;
     let h2 = front(&up, H2Options::default()).await;
     let one = gateway(&up, |_| {});
@@ -389,7 +389,7 @@ async fn more_connections_when_the_upstreams_streams_run_out() {
 
 /// A stream that was refused, or that came after a GOAWAY, was not processed: it is sent again. One that broke was.
 #[tokio::test]
-async fn only_streams_that_were_not_processed_are_sent_again() {
+async fn c54_only_streams_that_were_not_processed_are_sent_again() {
     let up = upstream(Script::default()).await;
     for options in [
         H2Options {

@@ -1,14 +1,10 @@
-//! Clients that leave: every route, every phase, every way. Whoever leaves takes the upstream's work along, and the log says where they were.
+//! Clients that leave where it is told apart from other ends: queued, connecting, uploading, pipelined. For every route and phase see
+//! [`cases`](crate::cases).
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use serde_json::json;
+use tidegate_rig::{BlackHole, RawClient, Script};
 
-use serde_json::{Value, json};
-use tidegate::front::route::KNOWN;
-use tidegate_rig::clock::now_ns;
-use tidegate_rig::{BlackHole, FakeUpstream, RawClient, Script};
-use tokio::task::JoinSet;
-
+use crate::cases::stage::routes;
 use crate::support::{
     CANCEL, CHAT, Gate, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, room_for, slots,
     stream, upstream, whole,
@@ -36,175 +32,8 @@ pub(crate) async fn leave(mut client: RawClient, how: Way) -> Option<RawClient> 
     None
 }
 
-/// Where a call is when its client leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    Head,
-    Silence,
-    Streaming,
-    Stalled,
-    ErrorBody,
-}
-
-impl At {
-    fn phase(self) -> &'static str {
-        match self {
-            Self::Head => "waiting_head",
-            Self::Silence => "waiting_first_event",
-            Self::Streaming | Self::Stalled | Self::ErrorBody => "streaming",
-        }
-    }
-
-    fn script(self, streaming: bool) -> Value {
-        let (kind, start, more) = if streaming {
-            let event = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
-            ("text/event-stream", event, event)
-        } else {
-            ("application/json", "{\"text\":\"", "word ")
-        };
-        let hours = 3_600_000;
-        match self {
-            Self::Head => json!({"stall": {"at": "head"}}),
-            Self::Silence => json!({
-                "headers": [["content-type", kind]], "first_ms": hours,
-                "body": {"pieces": [{"text": start}]},
-            }),
-            Self::Streaming => json!({
-                "headers": [["content-type", kind]],
-                "body": {"pieces": [{"text": start}, {"text": more, "times": 1_000_000, "pause_ms": 5}]},
-            }),
-            Self::Stalled => json!({
-                "headers": [["content-type", kind]],
-                "body": {"pieces": [{"text": start}, {"text": more, "pause_ms": hours}]},
-            }),
-            Self::ErrorBody => json!({
-                "status": 429, "headers": [["content-type", "application/json"]],
-                "body": {"pieces": [{"text": "{\"error\":{\"message\":\"", "pause_ms": hours}]},
-            }),
-        }
-    }
-
-    /// Waits until a call is there.
-    async fn reached(self, up: &FakeUpstream, id: &str, client: &mut RawClient) {
-        let there = |c: &tidegate_rig::CallTruth| {
-            let answering = self == Self::Head || c.first_write_ns.is_some();
-            c.test_id.as_deref() == Some(id) && c.body_ns.is_some() && answering
-        };
-        up.wait_for_call(there, SOON).await.expect("the call came");
-        if matches!(self, Self::Streaming | Self::Stalled | Self::ErrorBody) {
-            let head = client.final_head().await.expect("head");
-            let status = if self == Self::ErrorBody { 429 } else { 200 };
-            assert_eq!(head.status, status, "{id}");
-            client.body_bytes(5).await.expect("bytes");
-        }
-    }
-}
-
-/// Every route that has a body of its own, and one that is passed through.
-fn routes() -> Vec<&'static str> {
-    let known = KNOWN.iter().map(|known| known.path);
-    known.chain(["/v1/something/else"]).collect()
-}
-
-/// One client in one cell of the matrix.
-async fn one(gate: &Gate, up: &FakeUpstream, cell: (&str, At, Way, bool)) -> SocketAddr {
-    let (path, at, way, streaming) = cell;
-    let id = format!("{path} {at:?} {way:?} {streaming}");
-    let mut body = if streaming {
-        stream(at.script(true))
-    } else {
-        whole(at.script(false))
-    };
-    body["test_id"] = json!(id);
-    let mut client = gate.client().await;
-    client.set_limit(SOON);
-    let peer = client.local_addr().expect("an address");
-    client.post(path, &body.to_string()).await.expect("sent");
-    at.reached(up, &id, &mut client).await;
-    if at == At::Silence {
-        // The upstream has written its head; the gateway has to have seen it.
-        let cells = (routes().len() * WAYS.len() * 2) as f64;
-        let heads = [("phase", "waiting_head")];
-        gate.eventually("all heads are there", |g| {
-            g.metric("phase_duration_seconds_count", &heads) >= cells
-        })
-        .await;
-    }
-    let left = now_ns();
-    let rest = leave(client, way).await;
-    let gone =
-        |c: &tidegate_rig::CallTruth| c.test_id.as_deref() == Some(&id) && c.peer_gone_ns.is_some();
-    let call = up.wait_for_call(gone, SOON).await;
-    let call = call.unwrap_or_else(|_| panic!("{id}: the upstream was not told"));
-    let after = call.peer_gone_ns.unwrap_or(u64::MAX).saturating_sub(left);
-    assert!(u128::from(after) < CANCEL.as_nanos(), "{id}: {after} ns");
-    drop(rest);
-    peer
-}
-
-async fn matrix(at: At) {
-    let up = Arc::new(upstream(Script::default()).await);
-    let gate = Arc::new(gateway(&up, |c| room_for(c, 100)));
-    let mut cells = JoinSet::new();
-    for path in routes() {
-        for way in WAYS {
-            for streaming in [true, false] {
-                let (up, gate) = (Arc::clone(&up), Arc::clone(&gate));
-                cells.spawn(async move { one(&gate, &up, (path, at, way, streaming)).await });
-            }
-        }
-    }
-    let peers = cells.join_all().await;
-    gate.settled_with(&up, 0).await;
-    for peer in &peers {
-        let line = gate.line_of(*peer).await;
-        let seen = (
-            &line["outcome"],
-            &line["phase"],
-            &line["wait_end"],
-            &line["work_end"],
-        );
-        let right = (
-            &json!("client_closed"),
-            &json!(at.phase()),
-            &json!("left"),
-            &json!("cancelled"),
-        );
-        assert_eq!(seen, right, "{line}");
-    }
-    let left = gate.metric("disconnects_total", &[("phase", at.phase())]);
-    assert_eq!(left as usize, peers.len());
-    let gate = Arc::into_inner(gate).expect("the cells are done");
-    assert_eq!(gate.stop().len(), peers.len(), "one line for each call");
-}
-
 #[tokio::test]
-async fn leaving_while_the_head_is_awaited() {
-    matrix(At::Head).await;
-}
-
-#[tokio::test]
-async fn leaving_in_the_silence_after_the_head() {
-    matrix(At::Silence).await;
-}
-
-#[tokio::test]
-async fn leaving_while_the_answer_streams() {
-    matrix(At::Streaming).await;
-}
-
-#[tokio::test]
-async fn leaving_while_the_answer_is_stalled() {
-    matrix(At::Stalled).await;
-}
-
-#[tokio::test]
-async fn leaving_in_an_errors_body() {
-    matrix(At::ErrorBody).await;
-}
-
-#[tokio::test]
-async fn whoever_leaves_the_queue_never_touches_the_upstream() {
+async fn c16_whoever_leaves_the_queue_never_touches_the_upstream() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).slots = slots(1);
@@ -252,7 +81,7 @@ async fn whoever_leaves_the_queue_never_touches_the_upstream() {
 }
 
 #[tokio::test]
-async fn leaving_while_the_connection_is_opened() {
+async fn c02_c16_leaving_while_the_connection_is_opened() {
     let hole = BlackHole::start(LOCALHOST).expect("a black hole");
     let gate = gateway_at(hole.addr(), |_| {});
     let mut halves = Vec::new();
@@ -276,7 +105,7 @@ async fn leaving_while_the_connection_is_opened() {
 }
 
 #[tokio::test]
-async fn leaving_while_the_request_is_still_sent() {
+async fn c02_leaving_while_the_request_is_still_sent() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     for way in WAYS {
@@ -295,32 +124,9 @@ async fn leaving_while_the_request_is_still_sent() {
     assert_eq!(gate.logged(3).await.len(), 3);
 }
 
-#[tokio::test]
-async fn leaving_while_the_models_are_listed() {
-    let script = r#"{"stall": {"at": "head"}}"#;
-    let up = upstream(Script::from_json(script).expect("a script")).await;
-    let gate = gateway(&up, |_| {});
-    for (n, way) in (1..).zip(WAYS) {
-        let mut client = gate.client().await;
-        client
-            .request("GET", "/v1/models", &[], b"")
-            .await
-            .expect("sent");
-        up.wait_for(|t| t.running == 1 && t.calls_begun == n, SOON)
-            .await
-            .expect("asked");
-        let rest = leave(client, way).await;
-        up.wait_for(|t| t.running == 0 && t.connections_open == 0, CANCEL)
-            .await
-            .expect("told");
-        drop(rest);
-    }
-    gate.settled_with(&up, 0).await;
-}
-
 /// A client that has sent more than its request is gone all the same when it leaves.
 #[tokio::test]
-async fn leaving_behind_pipelined_bytes() {
+async fn c02_leaving_behind_pipelined_bytes() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let next = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -416,7 +222,7 @@ async fn pipelined_requests_are_answered_in_turn() {
 }
 
 #[tokio::test]
-async fn leaving_after_the_end_is_no_leaving() {
+async fn c75_leaving_after_the_end_is_no_leaving() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     for n in 0..50_u64 {
@@ -442,30 +248,4 @@ async fn leaving_after_the_end_is_no_leaving() {
         );
         assert_eq!(line["output_tokens"], 3);
     }
-}
-
-#[tokio::test]
-async fn a_half_closed_client_is_served_if_so_configured() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| {
-        c.server.half_close = tidegate::config::HalfClose::Serve
-    });
-    let script = json!({"tokens": 10, "pace_ms": 10.0, "first_ms": 50});
-    let mut client = gate.post(CHAT, &stream(script.clone())).await;
-    client.half_close().await.expect("a FIN");
-    assert_eq!(client.final_head().await.expect("head").status, 200);
-    let (events, end) = client.all_events().await.expect("events");
-    assert!(end.looks_whole());
-    assert_eq!(events.last().expect("an end").data, "[DONE]");
-    // Whoever closes fully is noticed at the next writes.
-    let script = json!({"end": "never", "pace_ms": 5.0});
-    let mut client = gate.post(CHAT, &stream(script)).await;
-    client.final_head().await.expect("head");
-    client.half_close().await.expect("a FIN");
-    client.events(3).await.expect("still served");
-    client.leave_fin();
-    up.wait_for(|t| t.running == 0, 2 * CANCEL)
-        .await
-        .expect("told");
-    gate.settled(&up).await;
 }

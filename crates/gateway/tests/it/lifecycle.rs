@@ -16,7 +16,7 @@ fn endless() -> Value {
 
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
-async fn a_drain_lets_the_short_finish_and_tells_the_endless() {
+async fn c110_a_drain_lets_the_short_finish_and_tells_the_endless() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         c.server.drain = Duration::from_millis(1500);
@@ -119,7 +119,7 @@ async fn a_drain_without_calls_is_over_at_once() {
 
 /// Readiness says no while connections are still taken: balancers need the time. Liveness stays.
 #[tokio::test]
-async fn readiness_fails_before_the_listener_closes() {
+async fn c111_readiness_fails_before_the_listener_closes() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         c.admin.listen = Some(LOCALHOST);

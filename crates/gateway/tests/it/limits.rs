@@ -25,7 +25,7 @@ async fn ended(gate: &Gate, reason: &str, n: usize) {
 }
 
 #[tokio::test]
-async fn connections_that_send_no_whole_head_are_closed_by_the_head_limit() {
+async fn c118_connections_that_send_no_whole_head_are_closed_by_the_head_limit() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).timeouts.request_head = SHORT;
@@ -53,7 +53,7 @@ async fn connections_that_send_no_whole_head_are_closed_by_the_head_limit() {
 
 /// A byte now and then feeds nothing.
 #[tokio::test]
-async fn a_head_that_trickles_is_closed_by_the_head_limit() {
+async fn c118_a_head_that_trickles_is_closed_by_the_head_limit() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| only(c).timeouts.request_head = SHORT);
     for first in [true, false] {
@@ -112,7 +112,7 @@ async fn an_idle_connection_has_a_limit_of_its_own() {
 }
 
 #[tokio::test]
-async fn connections_above_the_limit_are_told_so() {
+async fn c118_connections_above_the_limit_are_told_so() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.server.connections_max = 5);
     let mut open = Vec::new();
@@ -165,7 +165,7 @@ async fn a_head_that_is_too_large_is_a_431() {
 
 /// Whoever writes on without reading still finds the refusal, because the socket is not closed over unread input.
 #[tokio::test]
-async fn a_413_can_be_read_by_those_who_write_first() {
+async fn c120_a_413_can_be_read_by_those_who_write_first() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.limits.request_body_bytes = 100_000);
     let body = vec![b' '; 3 * 1024 * 1024];
@@ -205,7 +205,7 @@ async fn a_413_can_be_read_by_those_who_write_first() {
 
 /// A refused upload that goes on for ever is read for a moment and then cut.
 #[tokio::test]
-async fn a_refused_upload_does_not_hold_its_connection() {
+async fn c120_a_refused_upload_does_not_hold_its_connection() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.limits.request_body_bytes = 1000);
     let mut client = gate.client().await;
@@ -356,7 +356,7 @@ async fn total_holds_for_a_slow_reader_of_a_fast_upstream() {
 
 /// Health and metrics have a thread of their own.
 #[tokio::test]
-async fn health_answers_while_all_is_full() {
+async fn c126_health_answers_while_all_is_full() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         c.admin.listen = Some(crate::support::LOCALHOST);
@@ -397,7 +397,7 @@ async fn health_answers_while_all_is_full() {
 
 /// Thousands of calls, a third of them abandoned, each with names of its own: nothing of them is kept.
 #[tokio::test]
-async fn names_that_clients_choose_leave_nothing_behind() {
+async fn c95_c133_names_that_clients_choose_leave_nothing_behind() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         c.unknown_models = tidegate::config::UnknownModels::Refuse;

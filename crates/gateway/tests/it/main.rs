@@ -10,6 +10,7 @@ mod assembled;
 mod binary;
 mod books;
 mod bounds;
+mod cases;
 mod descriptors;
 mod echo;
 mod ends;

@@ -27,7 +27,7 @@ fn one_worker(config: &mut Config) {
 }
 
 #[tokio::test]
-async fn one_connection_carries_call_after_call() {
+async fn c80_one_connection_carries_call_after_call() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, one_worker);
     let mut client = gate.client().await;
@@ -46,7 +46,7 @@ async fn one_connection_carries_call_after_call() {
 
 /// The client has its end with the last event. A connection that ends properly soon after is kept; one that does not is closed, not awaited.
 #[tokio::test]
-async fn an_end_that_comes_late_does_not_hold_the_client() {
+async fn c80_an_end_that_comes_late_does_not_hold_the_client() {
     for (delay, kept) in [(Some(1), true), (Some(30), true), (None, false)] {
         let up = upstream(Script::default()).await;
         let gate = gateway(&up, one_worker);
@@ -142,7 +142,7 @@ async fn the_servers_keep_alive_shortens_the_idle_limit() {
 
 /// An idle connection that the server closes is not kept half-closed.
 #[tokio::test]
-async fn an_idle_connection_that_the_server_closes_is_let_go() {
+async fn c85_an_idle_connection_that_the_server_closes_is_let_go() {
     for script in [
         Script {
             idle_close_ms: Some(50),
@@ -169,7 +169,7 @@ async fn an_idle_connection_that_the_server_closes_is_let_go() {
 }
 
 #[tokio::test]
-async fn a_connection_with_surplus_bytes_is_not_used_again() {
+async fn c85_a_connection_with_surplus_bytes_is_not_used_again() {
     for end in ["extra", "short_length"] {
         let up = upstream(Script::default()).await;
         let gate = gateway(&up, one_worker);
@@ -234,7 +234,7 @@ async fn an_answer_lost_after_its_head_is_never_generated_twice() {
 
 /// A kept connection that is cut when the next request comes: the request may have been read, so it is not sent again.
 #[tokio::test]
-async fn a_kept_connection_that_dies_with_the_request_in_hand_is_not_retried() {
+async fn c54_a_kept_connection_that_dies_with_the_request_in_hand_is_not_retried() {
     for next in ["rst", "close"] {
         let up = upstream(Script::default()).await;
         let gate = gateway(&up, one_worker);
@@ -255,7 +255,7 @@ async fn a_kept_connection_that_dies_with_the_request_in_hand_is_not_retried() {
 
 /// A connection that the server has reset while it was idle took nothing: the call is made on a new one, once.
 #[tokio::test]
-async fn a_dead_idle_connection_costs_nobody_a_call() {
+async fn c54_a_dead_idle_connection_costs_nobody_a_call() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| only(c).pool.idle = Duration::from_secs(600));
     for i in 0..20 {
@@ -365,7 +365,7 @@ async fn the_endpoint_with_the_least_in_flight_is_taken() {
 
 /// Refused there, so it is tried elsewhere; the endpoint is left out for a while and then comes back.
 #[tokio::test]
-async fn an_endpoint_that_refuses_is_left_out_and_comes_back() {
+async fn c25_c54_an_endpoint_that_refuses_is_left_out_and_comes_back() {
     let (one, two) = (
         upstream(Script::default()).await,
         upstream(Script::default()).await,

@@ -34,7 +34,7 @@ async fn status(gate: &Gate, model: &str) -> u16 {
 
 /// Good ones, bad ones, ones that remove the upstream in use, ones that change the limits: no stream notices, and the limit holds in sum.
 #[tokio::test]
-async fn a_hundred_reloads_cut_nothing_and_exceed_nothing() {
+async fn c112_a_hundred_reloads_cut_nothing_and_exceed_nothing() {
     let (up, other) = (
         upstream(Script::default()).await,
         upstream(Script::default()).await,
@@ -256,7 +256,7 @@ async fn an_upstream_that_is_taken_out_and_put_back_has_one_limit() {
 }
 
 #[tokio::test]
-async fn a_removed_upstream_finishes_its_streams_and_is_gone() {
+async fn c112_a_removed_upstream_finishes_its_streams_and_is_gone() {
     let (one, two) = (
         upstream(Script::default()).await,
         upstream(Script::default()).await,

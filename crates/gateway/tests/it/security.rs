@@ -27,7 +27,7 @@ const HIDDEN: &str = "POST /v1/hidden HTTP/1.1\r\nHost: localhost\r\nContent-Len
 
 /// No second request is ever found in the body of a first one, whatever two parties could disagree about.
 #[tokio::test]
-async fn no_request_hides_in_another() {
+async fn c117_no_request_hides_in_another() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         c.limits.request_body_bytes = 5000;
@@ -81,7 +81,7 @@ async fn no_request_hides_in_another() {
 
 /// Refused early, with a body that nobody read and that looks like a request.
 #[tokio::test]
-async fn an_unread_body_is_never_a_request() {
+async fn c117_an_unread_body_is_never_a_request() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| c.keys = vec![key("ci", "sk-good")]);
     for (path, header, status) in [
@@ -107,7 +107,7 @@ async fn an_unread_body_is_never_a_request() {
 /// Nothing in a request moves it to another server or out of its path.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
-async fn a_client_does_not_choose_the_target() {
+async fn c115_a_client_does_not_choose_the_target() {
     let up = upstream(Script::default()).await;
     let other = upstream(Script::default()).await;
     let evil = other.addr();
@@ -211,7 +211,7 @@ fn with_keys(config: &mut Config) {
 /// In whatever goes wrong, neither key comes out: not in an answer, a log line, a metric or a debug text.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one scene, told in its order")]
-async fn keys_are_never_shown() {
+async fn c114_keys_are_never_shown() {
     let up = upstream(Script::default()).await;
     let nobody = upstream(Script::default()).await;
     let nobody = {
@@ -393,7 +393,7 @@ async fn client_credentials_pass_only_where_the_gateway_has_no_part_in_them() {
 
 /// The credentials of a request do not follow a redirect, because the gateway does not follow one.
 #[tokio::test]
-async fn redirects_are_not_followed() {
+async fn c115_redirects_are_not_followed() {
     let up = upstream(Script::default()).await;
     let other = upstream(Script::default()).await;
     let gate = gateway(&up, with_keys);

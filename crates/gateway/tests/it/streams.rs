@@ -31,7 +31,7 @@ async fn a_stream_of_each_dialect_passes_whole() {
 }
 
 /// Events with everything that the standard allows and that readers trip over, in these line ends; ten of them have something in them.
-fn odd(line_end: &str) -> Vec<u8> {
+pub(crate) fn odd(line_end: &str) -> Vec<u8> {
     let text = concat!(
         ": a comment first\n\n",
         "data: {\"choices\":[],\"note\":\"ä€😀e\u{301}\"}\n\n",
@@ -69,7 +69,7 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// A script that sends exactly these bytes, cut like this.
-fn bytes_in(bytes: &[u8], segment: &Value) -> Value {
+pub(crate) fn bytes_in(bytes: &[u8], segment: &Value) -> Value {
     stream(json!({"body": {"pieces": [{"b64": base64(bytes)}]}, "segment": segment}))
 }
 
@@ -127,7 +127,7 @@ async fn bytes_pass_unchanged_in_all_line_ends_and_cuts() {
 }
 
 #[tokio::test]
-async fn bytes_pass_unchanged_cut_at_each_single_position() {
+async fn c29_c30_bytes_pass_unchanged_cut_at_each_single_position() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let mut client = gate.client().await;
@@ -142,7 +142,7 @@ async fn bytes_pass_unchanged_cut_at_each_single_position() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_pass_too() {
+async fn c29_bytes_that_are_no_text_pass_too() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let mut client = gate.client().await;
@@ -235,7 +235,7 @@ async fn each_event_goes_on_before_the_next_one_comes() {
 }
 
 #[tokio::test]
-async fn small_events_are_not_held_back() {
+async fn c40_small_events_are_not_held_back() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |_| {});
     let ask = stream(json!({"tokens": 60, "pace_ms": 5.0, "stamp": true}));

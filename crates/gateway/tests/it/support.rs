@@ -76,14 +76,24 @@ pub(crate) fn deaf() -> (tokio::net::TcpListener, SocketAddr) {
 pub(crate) struct Gate {
     pub(crate) gateway: Gateway,
     log: Memory,
+    config: Config,
 }
 
 impl Gate {
     pub(crate) fn start(config: Config) -> Self {
         let log = Memory::default();
-        let gateway =
-            Gateway::start(config, Listeners::default(), log.clone()).expect("the gateway starts");
-        Self { gateway, log }
+        let gateway = Gateway::start(config.clone(), Listeners::default(), log.clone())
+            .expect("the gateway starts");
+        Self {
+            gateway,
+            log,
+            config,
+        }
+    }
+
+    /// What it was started with.
+    pub(crate) fn config(&self) -> Config {
+        self.config.clone()
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
@@ -148,9 +158,27 @@ impl Gate {
 
     /// Ends the gateway. All lines that were ever written: one for each call.
     pub(crate) fn stop(self) -> Vec<Value> {
-        let Self { gateway, log } = self;
+        let Self { gateway, log, .. } = self;
         gateway.stop();
         parse_lines(&log)
+    }
+
+    /// What is still counted of calls.
+    pub(crate) fn counted(&self) -> Vec<String> {
+        let gauges = [
+            "running",
+            "queued",
+            "abandoned",
+            "lingering",
+            "attended",
+            "request_bodies_bytes",
+        ];
+        gauges
+            .iter()
+            .map(|name| (name, self.metric(name, &[])))
+            .filter(|(_, value)| *value != 0.0)
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect()
     }
 
     /// Waits until nothing is left of any call: no slot, no place in a queue, no work at the upstream, no socket but idle ones.
@@ -162,16 +190,7 @@ impl Gate {
     pub(crate) async fn settled_with(&self, up: &FakeUpstream, idle: usize) {
         let left = || {
             let truth = up.truth();
-            let gauges = ["running", "queued", "abandoned", "lingering", "attended"];
-            let mut left: Vec<String> = gauges
-                .iter()
-                .map(|name| (name, self.metric(name, &[])))
-                .filter(|(_, value)| *value != 0.0)
-                .map(|(name, value)| format!("{name} {value}"))
-                .collect();
-            if self.metric("request_bodies_bytes", &[]) != 0.0 {
-                left.push("request bodies".to_owned());
-            }
+            let mut left = self.counted();
             if truth.running != 0 {
                 left.push(format!("{} calls at the upstream", truth.running));
             }
@@ -214,7 +233,7 @@ async fn tick() {
 }
 
 /// Sockets of this machine to `peer` that one side has closed and the other has not (CLOSE_WAIT, FIN_WAIT2).
-fn half_closed(peer: SocketAddr) -> usize {
+pub(crate) fn half_closed(peer: SocketAddr) -> usize {
     let IpAddr::V4(ip) = peer.ip() else { return 0 };
     let hex = format!(
         "{:08X}:{:04X}",

@@ -95,7 +95,7 @@ async fn response_head_of_a_server_that_never_answers() {
 }
 
 #[tokio::test]
-async fn response_head_of_a_server_that_only_accepts() {
+async fn c17_response_head_of_a_server_that_only_accepts() {
     let up = upstream(Script {
         accept: serde_json::from_value(json!("hang")).expect("a word"),
         ..Script::default()
@@ -126,7 +126,7 @@ async fn first_event_before_the_head_is_committed_is_a_504() {
 
 /// Nothing that is sent to keep the client or the upstream's connection alive extends the wait.
 #[tokio::test]
-async fn first_event_after_the_commit_is_told_in_band_whatever_beats_meanwhile() {
+async fn c18_first_event_after_the_commit_is_told_in_band_whatever_beats_meanwhile() {
     for (upstream_beats, own_beats) in [(false, false), (true, false), (false, true), (true, true)]
     {
         let up = upstream(Script::default()).await;
@@ -222,7 +222,7 @@ async fn silence_inside_an_event_or_its_framing_breaks_off() {
 
 /// Half of a short JSON is held back, so it can still be a 504; half of a long one breaks off.
 #[tokio::test]
-async fn silence_inside_a_plain_answer() {
+async fn c19_silence_inside_a_plain_answer() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| far(c).silence = Duration::from_millis(150));
     let half = |bytes: usize| {
@@ -408,7 +408,7 @@ async fn pool_time_is_over_when_all_connections_are_busy() {
 }
 
 #[tokio::test]
-async fn connect_to_a_port_that_does_not_accept() {
+async fn c25_connect_to_a_port_that_does_not_accept() {
     let hole = BlackHole::start(LOCALHOST).expect("a port");
     let gate = gateway_at(hole.addr(), |c| far(c).connect = SHORT);
     let mut client = gate.post(CHAT, &stream(json!({}))).await;
@@ -436,7 +436,7 @@ async fn connect_to_a_port_that_does_not_accept() {
 }
 
 #[tokio::test]
-async fn a_port_that_refuses_is_a_502_at_once() {
+async fn c25_a_port_that_refuses_is_a_502_at_once() {
     let up = upstream(Script::default()).await;
     let nobody = up.addr();
     up.stop();
@@ -507,7 +507,7 @@ async fn a_request_body_that_stops_is_a_408_and_never_reaches_the_upstream() {
 
 /// One byte now and then keeps a connection busy but is no progress.
 #[tokio::test]
-async fn a_request_body_that_trickles_is_a_408() {
+async fn c27_a_request_body_that_trickles_is_a_408() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| far(c).request_body = SHORT);
     let mut client = gate.client().await;

@@ -140,7 +140,7 @@ async fn the_certificate_is_replaced_by_a_reload() {
 }
 
 #[tokio::test]
-async fn a_handshake_that_stops_is_ended_by_its_own_limit() {
+async fn c118_a_handshake_that_stops_is_ended_by_its_own_limit() {
     let (up, pair) = (upstream(Script::default()).await, pair());
     let gate = gateway(&up, |c| {
         serve_tls(c, &pair);

@@ -38,7 +38,7 @@ fn answer(case: &Case) -> String {
 }
 
 #[test]
-fn every_mistake_is_named_with_its_place_and_a_way_out() {
+fn c134_every_mistake_is_named_with_its_place_and_a_way_out() {
     let cases = cases();
     assert!(cases.len() > 90);
     let head = CASES.split("\n=== ").next().unwrap_or_default();
@@ -78,7 +78,7 @@ fn every_answer_has_a_line_and_most_a_way_out() {
 
 /// A default that is longer than a written `total` is no mistake.
 #[test]
-fn only_what_was_written_can_contradict_itself() {
+fn c134_only_what_was_written_can_contradict_itself() {
     assert_eq!(
         loaded(&format!("[timeouts]\ntotal = \"5m\"{UPSTREAM}")).warnings,
         []

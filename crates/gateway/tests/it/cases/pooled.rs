@@ -1,0 +1,246 @@
+//! Upstream connections: few for many calls, given back by errors too, and none that is dead.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::caller::Caller;
+use super::stage::{Http, STREAMS, Stage, ms, on_each, over};
+use crate::support::{CHAT, LOCALHOST, SOON, gateway_at, only, slots, stream, whole};
+
+/// Many short calls, errors among them, from several keys: a connection for each lane at most.
+#[tokio::test]
+async fn c81_many_short_calls_need_few_connections() {
+    const LANES: usize = 8;
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            let mut lanes = Vec::new();
+            for _ in 0..LANES {
+                lanes.push(stage.caller().await);
+            }
+            for round in 0..25 {
+                for (lane, caller) in lanes.iter_mut().enumerate() {
+                    let script = if (round + lane) % 4 == 0 {
+                        json!({"status": 500})
+                    } else {
+                        json!({})
+                    };
+                    let body = if round % 2 == 0 {
+                        whole(script)
+                    } else {
+                        stream(script)
+                    };
+                    let key = format!("Bearer key-{}", lane % 3);
+                    let fields = [("authorization", key.as_str())];
+                    caller
+                        .request(
+                            "POST",
+                            STREAMS[lane % 4],
+                            &fields,
+                            body.to_string().as_bytes(),
+                        )
+                        .await;
+                }
+                for caller in &mut lanes {
+                    caller.answer().await;
+                }
+            }
+            assert_eq!(stage.up.truth().calls_begun as usize, 25 * LANES, "{stage}");
+            let opened = stage.upstream_connections() as usize;
+            assert!(opened <= 2 * LANES, "{stage}: {opened}");
+        },
+    )
+    .await;
+}
+
+/// The body of an error is read or cut, and its connection is free for the next call.
+#[tokio::test]
+async fn c83_error_answers_give_their_connection_back() {
+    on_each(
+        |c| {
+            c.server.workers = slots(1);
+            only(c).pool.connections_max = 2;
+        },
+        async |stage: &Stage| {
+            let error = |bytes: usize| {
+                stream(json!({"status": 429, "headers": [["content-type", "application/json"]],
+                    "body": {"pieces": [{"text": format!("{{\"error\":{{\"message\":\"{}\"}}}}", "x".repeat(bytes))}]}}))
+            };
+            for path in STREAMS {
+                for _ in 0..10 {
+                    assert_eq!(stage.post(path, &error(2000)).await.answer().await.0.status, 429, "{stage}");
+                }
+            }
+            let opened = stage.upstream_connections();
+            assert!(opened <= 2, "{stage}: {opened}");
+            for path in STREAMS {
+                let (head, rest) = stage.post(path, &error(1_200_000)).await.answer().await;
+                assert!(head.status == 429 && rest.whole && rest.body.len() > 1_200_000, "{stage}, {path}");
+                // Endless: whoever leaves it sets it free.
+                let endless = json!({"status": 429, "body": {"pieces": [{"text": "x".repeat(50_000), "times": 100_000_000, "pause_ms": 5}]}});
+                let mut caller = stage.post(path, &stream(endless)).await;
+                assert_eq!(caller.head().await.status, 429, "{stage}, {path}");
+                caller.bytes(1_200_000).await;
+                let rest = caller.leave(stage.down.reset()).await;
+                stage.running(0).await;
+                drop(rest);
+                let (head, _) = stage.post(path, &whole(json!({"tokens": 2}))).await.answer().await;
+                assert_eq!(head.status, 200, "{stage}, {path}");
+            }
+        },
+    )
+    .await;
+}
+
+/// A middlebox: passes bytes on until it is told to swallow them all, on the connections that are there.
+struct Middlebox {
+    addr: SocketAddr,
+    swallow: Arc<AtomicBool>,
+    told: Arc<Notify>,
+    task: AbortHandle,
+}
+
+impl Middlebox {
+    async fn start(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind(LOCALHOST).await.expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let (swallow, told) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let seen = (swallow.clone(), told.clone());
+        let task = tokio::spawn(async move {
+            let mut pipes = tokio::task::JoinSet::new();
+            while let Ok((mut near, _)) = listener.accept().await {
+                let (swallow, told) = seen.clone();
+                pipes.spawn(async move {
+                    let mut far = TcpStream::connect(to).await?;
+                    let stop = told.notified();
+                    tokio::select! {
+                        done = tokio::io::copy_bidirectional(&mut near, &mut far) => done.map(drop)?,
+                        () = stop => if swallow.load(Ordering::SeqCst) {
+                            // Neither end hears anything any more, nor that it is over.
+                            std::future::pending::<()>().await;
+                        },
+                    }
+                    Ok::<_, std::io::Error>(())
+                });
+            }
+        });
+        Self {
+            addr,
+            swallow,
+            told,
+            task: task.abort_handle(),
+        }
+    }
+
+    fn swallow(&self) {
+        self.swallow.store(true, Ordering::SeqCst);
+        self.told.notify_waiters();
+    }
+}
+
+impl Drop for Middlebox {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Idle connections that are dead without a word: the call that meets one ends by its own limit, and none is tried after the other.
+#[tokio::test]
+async fn c86_a_dead_idle_connection_costs_one_call_its_own_limit() {
+    for down in [Http::One, Http::Two] {
+        let stage = Stage::new((down, Http::One), |_| {}).await;
+        let middle = Middlebox::start(stage.up.addr()).await;
+        let gate = gateway_at(middle.addr, |c| {
+            c.server.workers = slots(1);
+            only(c).timeouts.response_head = ms(600);
+            only(c).pool.idle = SOON * 6;
+        });
+        let mut warm = Vec::new();
+        for _ in 0..3 {
+            let mut caller = Caller::connect(down, gate.addr()).await;
+            caller.post(CHAT, &whole(json!({"delay_ms": 100}))).await;
+            warm.push(caller);
+        }
+        for mut caller in warm {
+            assert_eq!(caller.answer().await.0.status, 200);
+        }
+        assert_eq!(gate.metric("upstream_connections", &[]), 3.0);
+        middle.swallow();
+        let mut caller = Caller::connect(down, gate.addr()).await;
+        caller.post(CHAT, &whole(json!({}))).await;
+        let (head, rest) = caller.answer().await;
+        assert_eq!(head.status, 504, "{stage}: {}", rest.text());
+        let line = gate.line_of(caller.peer()).await;
+        assert_eq!(line["attempts"], 1, "{stage}: {line}");
+        let took = line["wait_ended_ms"].as_f64().expect("a number");
+        assert!(took < 1100.0, "{stage}: one limit, not three: {line}");
+    }
+}
+
+/// A client connection may rest longer than a head may take to come, and is then closed by a limit of its own.
+#[tokio::test]
+async fn c87_an_idle_connection_is_no_slow_head() {
+    on_each(
+        |c| {
+            only(c).timeouts.request_head = ms(300);
+            c.server.keep_alive = ms(1500);
+        },
+        async |stage: &Stage| {
+            let mut caller = stage.caller().await;
+            for _ in 0..2 {
+                caller.post(CHAT, &whole(json!({}))).await;
+                assert_eq!(caller.answer().await.0.status, 200, "{stage}");
+                let ended = |g: &crate::support::Gate| g.metric("connections_ended_total", &[]);
+                assert_eq!(ended(&stage.gate), 0.0, "{stage}");
+                // Twice as long as a head may take.
+                let gone = tokio::time::timeout(
+                    ms(600),
+                    stage.gate.eventually("never", |g| ended(g) > 0.0),
+                );
+                assert!(gone.await.is_err(), "{stage}: closed too early");
+            }
+            let idle = [("reason", "keep_alive")];
+            stage
+                .gate
+                .eventually("closed by its own limit", |g| {
+                    g.metric("connections_ended_total", &idle) == 1.0
+                })
+                .await;
+        },
+    )
+    .await;
+}
+
+/// One connection for all streams goes dead: new calls are not put on it for ever.
+#[tokio::test]
+async fn c106_a_dead_shared_connection_is_left() {
+    for down in [Http::One, Http::Two] {
+        let stage = Stage::new((down, Http::Two), |_| {}).await;
+        let middle = Middlebox::start(stage.upstream_addr()).await;
+        let gate = gateway_at(middle.addr, |c| {
+            over(c, Http::Two);
+            c.server.workers = slots(1);
+            only(c).timeouts.response_head = ms(500);
+        });
+        let mut first = Caller::connect(down, gate.addr()).await;
+        first.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(first.answer().await.0.status, 200);
+        middle.swallow();
+        // One finds out.
+        let mut finds = Caller::connect(down, gate.addr()).await;
+        finds.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(finds.answer().await.0.status, 504, "{stage}");
+        for path in STREAMS {
+            let mut caller = Caller::connect(down, gate.addr()).await;
+            caller.post(path, &stream(json!({"tokens": 2}))).await;
+            caller.accepted().await;
+            assert!(caller.rest().await.whole, "{stage}, {path}");
+        }
+    }
+}

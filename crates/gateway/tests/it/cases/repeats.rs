@@ -1,0 +1,236 @@
+//! What is sent again, and what never is: a second generation costs the operator, and nobody would know.
+
+use serde_json::json;
+use tidegate_rig::Script;
+
+use super::caller::Caller;
+use super::stage::{Http, PAIRINGS, STREAMS, Stage, on_each, over};
+use crate::ends::errors;
+use crate::support::{
+    Gate, SOON, endpoint, gateway_at, only, room_for, slots, stream, upstream, whole,
+};
+
+/// A gateway with two endpoints of this version; both stages' own gateways are idle.
+async fn two_endpoints(pairing: (Http, Http)) -> (Stage, Stage, Gate) {
+    let (one, two) = (
+        Stage::new(pairing, |_| {}).await,
+        Stage::new(pairing, |_| {}).await,
+    );
+    let gate = gateway_at(one.upstream_addr(), |c| {
+        over(c, pairing.1);
+        only(c).endpoints.push(endpoint(two.upstream_addr()));
+    });
+    (one, two, gate)
+}
+
+/// Nobody waits with a slot in hand for another try: a refusal goes back to the client at once.
+#[tokio::test]
+async fn c53_a_refused_call_holds_no_slot() {
+    on_each(
+        |c| only(c).slots = slots(2),
+        async |stage: &Stage| {
+            for path in STREAMS {
+                let begun = stage.up.truth().calls_begun;
+                for _ in 0..2 {
+                    let busy = stream(json!({"status": 503, "retry_after": "5"}));
+                    let (head, _) = stage.post(path, &busy).await.answer().await;
+                    assert_eq!(
+                        (head.status, head.header("retry-after")),
+                        (503, Some("5")),
+                        "{stage}"
+                    );
+                }
+                let mut third = stage.post(path, &stream(json!({"tokens": 2}))).await;
+                third.accepted().await;
+                assert!(third.rest().await.whole, "{stage}, {path}");
+                assert_eq!(
+                    stage.up.truth().calls_begun,
+                    begun + 3,
+                    "{stage}: no second attempts"
+                );
+            }
+            assert_eq!(stage.gate.metric("retries_total", &[]), 0.0, "{stage}");
+        },
+    )
+    .await;
+}
+
+/// The upstream had the request: it is generated once, whatever becomes of the answer, and the client learns that it may have run.
+#[tokio::test]
+async fn c54_a_lost_answer_is_generated_once() {
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            let lost = [
+                json!({"body": {"wire": []}, "end": "rst"}),
+                json!({"body": {"wire": []}, "end": "fin"}),
+                json!({"end": "rst", "end_at": 0, "end_delay_ms": 20}),
+                json!({"end": "rst", "end_at": 1, "end_delay_ms": 20}),
+                json!({"end": "fin", "end_at": 2}),
+                json!({"status": 502}),
+            ];
+            let fields = [("idempotency-key", "once-only")];
+            for path in STREAMS {
+                for (n, rig) in lost.iter().enumerate() {
+                    let begun = stage.up.truth().calls_begun;
+                    let mut caller = stage.caller().await;
+                    let body = stream(rig.clone()).to_string();
+                    caller.request("POST", path, &fields, body.as_bytes()).await;
+                    let (head, rest) = caller.answer().await;
+                    assert!(head.status == 502 || !rest.whole, "{stage}, {path}, {rig}");
+                    if n < 2 {
+                        assert_eq!(
+                            head.header("x-tidegate-started"),
+                            Some("true"),
+                            "{stage}, {rig}"
+                        );
+                    }
+                    assert_eq!(
+                        stage.up.truth().calls_begun,
+                        begun + 1,
+                        "{stage}, {path}, {rig}"
+                    );
+                }
+            }
+            for call in stage.up.calls() {
+                assert_eq!(call.header("idempotency-key"), Some("once-only"), "{stage}");
+            }
+            assert_eq!(stage.gate.metric("retries_total", &[]), 0.0, "{stage}");
+        },
+    )
+    .await;
+}
+
+/// Tries are the client's: what an upstream has answered is asked once, however many there are.
+#[tokio::test]
+async fn c56_layers_do_not_multiply() {
+    for pairing in PAIRINGS {
+        let (one, two, gate) = two_endpoints(pairing).await;
+        for attempt in 0..12 {
+            let mut caller = Caller::connect(pairing.0, gate.addr()).await;
+            let body = whole(json!({"status": 503})).to_string();
+            let count = (attempt % 3).to_string();
+            let fields = [("x-stainless-retry-count", count.as_str())];
+            caller
+                .request("POST", STREAMS[attempt % 4], &fields, body.as_bytes())
+                .await;
+            assert_eq!(caller.answer().await.0.status, 503);
+        }
+        let calls = one.up.truth().calls_begun + two.up.truth().calls_begun;
+        assert_eq!(calls, 12, "{one}: one for each of the client's");
+        for line in gate.logged(12).await {
+            assert_eq!(line["attempts"], 1, "{line}");
+            assert!(line["client_retry"].is_u64(), "{line}");
+        }
+    }
+}
+
+/// A stream is one server's from its first byte on, and one that may have begun is not begun elsewhere.
+#[tokio::test]
+async fn c57_no_other_servers_answer_follows() {
+    for pairing in PAIRINGS {
+        let (one, two, gate) = two_endpoints(pairing).await;
+        let mut calls = 0;
+        for path in STREAMS {
+            let comments = json!({"body": {"pieces": [{"text": ": one\n\n"}, {"text": ": two\n\n"}]},
+                "end": "fin", "end_at": 1, "headers": [["content-type", "text/event-stream"]]});
+            for script in [
+                json!({"end": "fin", "end_at": 5}),
+                json!({"end": "fin", "end_at": 1}),
+                comments,
+            ] {
+                let mut caller = Caller::connect(pairing.0, gate.addr()).await;
+                caller.post(path, &stream(script.clone())).await;
+                let (head, rest) = caller.answer().await;
+                calls += 1;
+                let text = rest.text();
+                if head.status == 200 {
+                    assert!(
+                        !rest.whole && errors(&rest.events()) == 1,
+                        "{one}, {path}, {script}: {text}"
+                    );
+                } else {
+                    assert_eq!(head.status, 502, "{one}, {path}, {script}: {text}");
+                }
+                let starts = [
+                    "\"role\":\"assistant\"",
+                    "event: message_start",
+                    "event: response.created",
+                ];
+                let starts = starts.iter().map(|s| text.matches(s).count()).max();
+                assert!(starts <= Some(1), "{one}, {path}, {script}: {text}");
+            }
+        }
+        let begun = one.up.truth().calls_begun + two.up.truth().calls_begun;
+        assert_eq!(begun, calls, "{one}");
+    }
+}
+
+/// Clients that leave say nothing about the upstream: nothing is left out because of them.
+#[tokio::test]
+async fn c59_leaving_says_nothing_about_the_upstream() {
+    on_each(
+        |c| room_for(c, 20),
+        async |stage: &Stage| {
+            for rig in [
+                json!({"stall": {"at": "head"}}),
+                json!({"first_ms": 60_000}),
+                json!({"end": "never", "pace_ms": 5}),
+                json!({"status": 500, "body": {"pieces": [{"text": "{\"error\"", "pause_ms": 60_000}]}}),
+            ] {
+                let mut callers = Vec::new();
+                for n in 0..12 {
+                    callers.push(stage.post(STREAMS[n % 4], &stream(rig.clone())).await);
+                }
+                stage.running(12).await;
+                let mut rests = Vec::new();
+                for (n, caller) in callers.into_iter().enumerate() {
+                    rests.push(caller.leave(stage.down.ways()[n % 3]).await);
+                }
+                stage.running(0).await;
+            }
+            let closed = stage.gate.logged(48).await;
+            assert!(closed.iter().all(|l| l["outcome"] == "client_closed"), "{stage}");
+            assert_eq!(stage.gate.metric("endpoint_ejected", &[]), 0.0, "{stage}");
+            for n in 0..10 {
+                let (head, _) = stage.post(STREAMS[n % 4], &whole(json!({}))).await.answer().await;
+                assert_eq!(head.status, 200, "{stage}");
+            }
+        },
+    )
+    .await;
+}
+
+/// The control: an endpoint that takes no connections is left out, and only it.
+#[tokio::test]
+async fn c59_a_port_that_refuses_is_what_leaves_an_endpoint_out() {
+    for pairing in PAIRINGS {
+        let (one, two, gate) = two_endpoints(pairing).await;
+        let refusing = {
+            let gone = upstream(Script::default()).await;
+            gone.addr()
+        };
+        crate::support::eventually("nobody listens", || {
+            std::net::TcpStream::connect(refusing).is_err()
+        })
+        .await;
+        drop(gate);
+        let gate = gateway_at(refusing, |c| {
+            over(c, pairing.1);
+            only(c).pool.eject = SOON;
+            for addr in [one.upstream_addr(), two.upstream_addr()] {
+                only(c).endpoints.push(endpoint(addr));
+            }
+        });
+        // Each stays in flight, so that the next goes elsewhere: all three have their turn.
+        let mut callers = Vec::new();
+        for n in 0..6 {
+            let mut caller = Caller::connect(pairing.0, gate.addr()).await;
+            let flows = stream(json!({"end": "never", "pace_ms": 50}));
+            caller.post(STREAMS[n % 4], &flows).await;
+            caller.accepted().await;
+            callers.push(caller);
+        }
+        assert_eq!(gate.metric("endpoint_ejected", &[]), 1.0, "{one}");
+    }
+}
