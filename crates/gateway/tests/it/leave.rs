@@ -6,8 +6,7 @@ use tidegate_rig::{BlackHole, RawClient, Script};
 
 use crate::cases::stage::routes;
 use crate::support::{
-    CANCEL, CHAT, Gate, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, room_for, slots,
-    stream, upstream, whole,
+    CANCEL, CHAT, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, slots, stream, upstream,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
