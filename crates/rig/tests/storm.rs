@@ -190,18 +190,12 @@ async fn gateways_take_turns_and_are_set_side_by_side() {
     let mut order = Vec::new();
     let plan = Plan {
         calls: Some(20),
+        rounds: 2,
         ..plan()
     };
-    let runs = compare(
-        &gateways,
-        Some(&source),
-        &[Scenario::Abort],
-        &plan,
-        2,
-        |run| {
-            order.push(run.gateway.clone());
-        },
-    )
+    let runs = compare(&gateways, Some(&source), &[Scenario::Abort], &plan, |run| {
+        order.push(run.gateway.clone());
+    })
     .await;
     assert_eq!(order, ["direct", "naive", "naive", "direct"]);
     let all = ratios(&runs);

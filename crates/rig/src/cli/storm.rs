@@ -151,6 +151,11 @@ impl StormArgs {
             by: self.by,
             patience: Duration::from_millis(self.patience.whole()),
             slots: self.slots,
+            rounds: if self.compare.is_empty() {
+                1
+            } else {
+                self.rounds
+            },
             limit: Duration::from_millis(self.limit.whole()),
             progress: !self.quiet,
         }
@@ -272,11 +277,6 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
         None => None,
     };
     let plan = args.plan();
-    let rounds = if args.compare.is_empty() {
-        1
-    } else {
-        args.rounds
-    };
     let tables = args.json.as_deref() != Some(std::path::Path::new("-"));
     let mut failures = Vec::new();
     let runs = compare(
@@ -284,9 +284,8 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
         source.as_ref(),
         &args.scenarios(),
         &plan,
-        rounds,
         |run| {
-            let shown = show(run, ceiling, tables, rounds > 1);
+            let shown = show(run, ceiling, tables, plan.rounds > 1);
             failures.extend(run.failures(&bars));
             if let Err(e) = shown {
                 super::complain(&format!("standard output: {e}"));

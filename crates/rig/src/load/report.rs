@@ -238,6 +238,17 @@ impl Report {
         }
     }
 
+    /// Memory kept after the run, MiB.
+    fn memory_left(&self) -> Option<f64> {
+        let left = self.after?.rss_kib.saturating_sub(self.before?.rss_kib);
+        Some(float(left) / 1024.0)
+    }
+
+    fn first_event_ratio(&self) -> Option<f64> {
+        let calm = self.first_event_undisturbed?.p99_ms;
+        Some(self.first_event?.p99_ms / calm.max(0.001))
+    }
+
     /// What the bars object to; a figure that was not measured fails its bar.
     #[must_use]
     pub fn failures(&self, bars: &Bars) -> Vec<String> {
@@ -252,14 +263,6 @@ impl Report {
         };
         let after = |state: &str| self.sockets_after.as_ref().map(|s| float(s.count(state)));
         let int = |n: Option<u64>| n.map(float);
-        let left = self
-            .before
-            .zip(self.after)
-            .map(|(before, after)| float(after.rss_kib.saturating_sub(before.rss_kib)) / 1024.0);
-        let ratio = self
-            .first_event
-            .zip(self.first_event_undisturbed)
-            .map(|(storm, calm)| storm.p99_ms / calm.p99_ms.max(0.001));
         hold(
             "waste %",
             bars.max_waste_percent,
@@ -272,7 +275,11 @@ impl Report {
             int(bars.max_running_after),
             int(self.running_after),
         );
-        hold("memory left MiB", bars.max_memory_left_mib, left);
+        hold(
+            "memory left MiB",
+            bars.max_memory_left_mib,
+            self.memory_left(),
+        );
         hold(
             "CPU us per call",
             bars.max_cpu_us_per_call,
@@ -294,7 +301,11 @@ impl Report {
             bars.max_delay_p99_ms,
             self.delay.map(|d| d.p99_ms),
         );
-        hold("first event ratio", bars.max_first_event_ratio, ratio);
+        hold(
+            "first event ratio",
+            bars.max_first_event_ratio,
+            self.first_event_ratio(),
+        );
         hold("amplification", bars.max_amplification, self.amplification);
         hold(
             "abandoned call-seconds",
@@ -366,6 +377,38 @@ impl Report {
         rows
     }
 
+    /// What became of the work.
+    fn work(&self) -> Vec<(String, String)> {
+        let mut rows = Vec::new();
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
+        if let Some(n) = self.max_abandoned {
+            let area = self.abandoned_call_seconds.unwrap_or_default();
+            row("abandoned", format!("{n} at most, {area:.2} call-seconds"));
+        }
+        for (name, value) in [
+            ("upstream calls per call wanted", self.amplification),
+            ("nothing ran after s", self.stopped_after_seconds),
+            ("process ended after s", self.exit_seconds),
+        ] {
+            if let Some(v) = value {
+                row(name, format!("{v:.2}"));
+            }
+        }
+        if let Some(t) = self.truth {
+            let text = format!(
+                "{} begun, at most {} at once; complete {}, client gone {}, ran on {}, cut {}",
+                t.calls_begun,
+                t.max_running,
+                t.ended_complete,
+                t.ended_peer_fin + t.ended_peer_rst,
+                t.ended_ran_on,
+                t.ended_script
+            );
+            row("upstream", text);
+        }
+        rows
+    }
+
     fn states(&self) -> Vec<(String, String)> {
         let mut rows = Vec::new();
         let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -407,31 +450,8 @@ impl Report {
             );
             row("wasted", text);
         }
-        if let Some(n) = self.max_abandoned {
-            let area = self.abandoned_call_seconds.unwrap_or_default();
-            row("abandoned", format!("{n} at most, {area:.2} call-seconds"));
-        }
-        for (name, value) in [
-            ("upstream calls per call wanted", self.amplification),
-            ("nothing ran after s", self.stopped_after_seconds),
-            ("process ended after s", self.exit_seconds),
-        ] {
-            if let Some(v) = value {
-                row(name, format!("{v:.2}"));
-            }
-        }
-        if let Some(t) = self.truth {
-            let text = format!(
-                "{} begun, at most {} at once; complete {}, client gone {}, ran on {}, cut {}",
-                t.calls_begun,
-                t.max_running,
-                t.ended_complete,
-                t.ended_peer_fin + t.ended_peer_rst,
-                t.ended_ran_on,
-                t.ended_script
-            );
-            row("upstream", text);
-        }
+        rows.extend(self.work());
+        let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
         if let Some(why) = &self.ended_early {
             row("ended early", why.clone());
         }

@@ -42,18 +42,17 @@ pub struct Compared {
     pub ratio_range: Option<(f64, f64)>,
 }
 
-/// Runs all scenarios on all gateways `rounds` times. Each round begins with
+/// Runs all scenarios on all gateways, [`Plan::rounds`] times. Each round begins with
 /// another gateway. What fails to run is a report with an error.
 pub async fn compare(
     gateways: &[Gateway],
     source: Option<&Source>,
     scenarios: &[Scenario],
     plan: &Plan,
-    rounds: usize,
     mut done: impl FnMut(&Run),
 ) -> Vec<Run> {
     let mut runs = Vec::new();
-    for round in 0..rounds {
+    for round in 0..plan.rounds {
         for scenario in scenarios {
             for at in 0..gateways.len() {
                 let gateway = &gateways[(at + round) % gateways.len()];

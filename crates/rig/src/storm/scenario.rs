@@ -72,6 +72,8 @@ pub struct Plan {
     pub patience: Duration,
     /// Slots of the upstream in `retry`.
     pub slots: u32,
+    /// Rounds of a comparison.
+    pub rounds: usize,
     /// Longest time of one scenario.
     pub limit: Duration,
     /// A line on standard error now and then.
@@ -92,6 +94,7 @@ impl Default for Plan {
             by: By::Rst,
             patience: Duration::from_millis(200),
             slots: 8,
+            rounds: 1,
             limit: Duration::from_secs(180),
             progress: false,
         }
