@@ -275,11 +275,8 @@ impl Report {
             int(bars.max_running_after),
             int(self.running_after),
         );
-        hold(
-            "memory left MiB",
-            bars.max_memory_left_mib,
-            self.memory_left(),
-        );
+        let left = self.memory_left();
+        hold("memory left MiB", bars.max_memory_left_mib, left);
         hold(
             "CPU us per call",
             bars.max_cpu_us_per_call,
@@ -301,11 +298,8 @@ impl Report {
             bars.max_delay_p99_ms,
             self.delay.map(|d| d.p99_ms),
         );
-        hold(
-            "first event ratio",
-            bars.max_first_event_ratio,
-            self.first_event_ratio(),
-        );
+        let ratio = self.first_event_ratio();
+        hold("first event ratio", bars.max_first_event_ratio, ratio);
         hold("amplification", bars.max_amplification, self.amplification);
         hold(
             "abandoned call-seconds",
