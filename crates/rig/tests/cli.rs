@@ -129,7 +129,7 @@ fn bad_input_is_said_in_clear_words() {
         (&["load", "calls", "--header", "nonsense"], "name: value"),
         (&["fake-upstream", "--script", "{\"tokenz\":1}"], "tokenz"),
         (&["bench", "--only", "nothing"], "scenarios are"),
-        (&["fake-upstream", "--pace", "fast"], "20ms"),
+        (&["fake-upstream", "--pace", "fast"], "is no unit"),
         (&["fake-upstream", "--on-close", "halt"], "tokens:N"),
         (&["fake-upstream", "--fault", "all"], "cut-mid-event"),
         (&["storm", "tornado"], "leave-early"),
@@ -148,7 +148,10 @@ fn bad_input_is_said_in_clear_words() {
         (&["storm", "--rate", "inf"], "above 0"),
         (&["storm", "drain", "abort"], "last scenario"),
         (&["storm", "--max-waste", "1%"], "--upstream-listen"),
-        (&["storm", "--max-mib", "1"], "give --pid"),
+        (
+            &["storm", "--target", "http://127.0.0.1:1", "--max-mib", "1"],
+            "give --pid",
+        ),
         (
             &[
                 "storm",
