@@ -396,7 +396,7 @@ def ready(scene: Scene) -> None:
 def reload(scene: Scene) -> None:
     """streams go on through a reload of the program, and new calls pass after it"""
     edge = scene.edge(scene.gateway())
-    scripts = {version: scene.fake.script(tokens=3, stall={"at": {"event": 2}, "ms": 4000}) for version in VERSIONS}
+    scripts = {version: scene.fake.script(tokens=3, stall={"at": {"event": 2}, "ms": 20_000}) for version in VERSIONS}
     answers = {version: scene.ask(edge, version, script) for version, script in scripts.items()}
     for answer in answers.values():
         answer.head().event()

@@ -16,7 +16,7 @@ from support.fake import Fake
 from support.https import Broken
 from support.shipped import KINDS, shipped
 
-WAITING = {"silence", "idle", "connect", "head"}
+WAITING = {"silence", "idle", "connect", "head", "reload"}
 """They take long and cost nothing."""
 HELD = [(kind, name) for name in CHECKS for kind in KINDS if kind in EDGES[name]]
 pytestmark = pytest.mark.timeout(600)
