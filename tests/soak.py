@@ -128,7 +128,9 @@ def books(gateway: Gateway, fake: Fake, sent: int) -> list[str]:
         "lines of the access log": len(lines),
         "ids in the access log": len(set(ids)),
     }
-    slots = {name: int(gateway.metric(f"tidegate_{name}")) for name in ("admitted_total", "started_total", "ended_total")}
+    slots = {
+        name: int(gateway.metric(f"tidegate_{name}")) for name in ("admitted_total", "started_total", "ended_total")
+    }
     gauges = {name: int(gateway.metric(f"tidegate_{name}")) for name in ("queued", "running", "abandoned", "lingering")}
     print("\n".join(f"{name:28} {n}" for name, n in {**counts, **slots, **gauges}.items()))
     print(f"{'calls begun at the server':28} {truth['calls_begun']}, at most {truth['max_running']} at once")
@@ -155,7 +157,9 @@ def grown(samples: list[tuple[float, dict[str, float]]], before: dict[str, float
         per_minute = slope(points)
         highest = max(sample[name] for _, sample in samples)
         last = samples[-1][1][name]
-        print(f"{name:28} {before[name]:.0f} before, {highest:.0f} at most, {last:.0f} last, {per_minute:+.2f} a minute")
+        print(
+            f"{name:28} {before[name]:.0f} before, {highest:.0f} at most, {last:.0f} last, {per_minute:+.2f} a minute"
+        )
         if per_minute > bar * max(1.0, 600 / SECONDS):
             wrong.append(f"{name} grows by {per_minute:.2f} a minute")
     return wrong
