@@ -3,17 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_limiter::{Ask, Limiter, Place, Reason, Rejected, Slot, Started, Waiter};
-
-/// What a call holds from its admission to its end.
-#[derive(Debug)]
-pub struct Held {
-    /// The right to occupy upstream capacity: goes with the work.
-    pub slot: Slot,
-    /// Whose answer it will be: goes with the client.
-    pub waiter: Waiter,
-    pub queued_for: Duration,
-}
+use tidegate_limiter::{Ask, Limiter, Place, Reason, Rejected};
 
 /// Turned away: no slot was given and none will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,17 +15,11 @@ pub enum Shed {
     LeftoverFull {
         retry_after: Duration,
     },
+    /// The key has as many calls as it may: abandoned ones that hold slots, or queued ones.
+    ShareFull {
+        retry_after: Duration,
+    },
     Closed,
-}
-
-impl From<Started> for Held {
-    fn from(started: Started) -> Self {
-        Self {
-            slot: started.slot,
-            waiter: started.waiter,
-            queued_for: started.queued_for,
-        }
-    }
 }
 
 impl From<Rejected> for Shed {
@@ -43,6 +27,7 @@ impl From<Rejected> for Shed {
         let retry_after = rejected.retry_after();
         match rejected.reason() {
             Reason::LeftoverFull => Self::LeftoverFull { retry_after },
+            Reason::FlowFull => Self::ShareFull { retry_after },
             Reason::Closed => Self::Closed,
             _ => Self::QueueFull { retry_after },
         }
@@ -50,15 +35,23 @@ impl From<Rejected> for Shed {
 }
 
 /// Asks for a slot; the place may have one already.
-pub fn offer(limiter: &Limiter, id: &Arc<str>, bytes: u64) -> Result<Place, Shed> {
-    Ok(limiter.offer(Ask::new(Arc::clone(id), bytes))?)
+///
+/// `flow` stands for the key: between keys that wait the limiter is fair.
+pub fn offer(limiter: &Limiter, id: &Arc<str>, bytes: u64, flow: u64) -> Result<Place, Shed> {
+    Ok(limiter.offer(Ask::new(Arc::clone(id), bytes).with_flow(flow))?)
 }
 
 /// Whether a request of `bytes` would be turned away by every one of `limiters`: then its body need not be read.
-pub fn would_shed<'a>(mut limiters: impl Iterator<Item = &'a Limiter>, bytes: u64) -> Option<Shed> {
-    let mut last = limiters.next()?.would_reject(bytes)?;
+pub fn would_shed<'a>(
+    mut limiters: impl Iterator<Item = &'a Limiter>,
+    bytes: u64,
+    flow: u64,
+) -> Option<Shed> {
+    let mut ask = Ask::default().with_flow(flow);
+    ask.bytes = bytes;
+    let mut last = limiters.next()?.would_reject_ask(&ask)?;
     for limiter in limiters {
-        last = limiter.would_reject(bytes)?;
+        last = limiter.would_reject_ask(&ask)?;
     }
     Some(last.into())
 }

@@ -10,22 +10,41 @@ use crate::config::ClientKey;
 
 /// The caller, by the name of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Principal(Arc<str>);
+pub struct Principal {
+    name: Arc<str>,
+    flow: u64,
+}
 
 impl Default for Principal {
     fn default() -> Self {
-        Self("anonymous".into())
+        Self::new("anonymous")
     }
 }
 
 impl Principal {
     /// A caller that was not let in.
     pub fn nobody() -> Self {
-        Self("none".into())
+        Self::new("none")
+    }
+
+    fn new(name: &str) -> Self {
+        // Any number that is the same for the same name, in every generation of the configuration.
+        let flow = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self {
+            name: name.into(),
+            flow,
+        }
     }
 
     pub fn name(&self) -> &str {
-        &self.0
+        &self.name
+    }
+
+    /// Stands for it where calls of several keys wait for the same slots.
+    pub fn flow(&self) -> u64 {
+        self.flow
     }
 }
 
@@ -47,7 +66,7 @@ impl Keys {
     pub fn new(keys: &[ClientKey]) -> Self {
         let keys = keys
             .iter()
-            .map(|k| (Principal(k.name.as_str().into()), k.sha256))
+            .map(|k| (Principal::new(&k.name), k.sha256))
             .collect();
         Self {
             keys,

@@ -1,26 +1,28 @@
 //! What is done when a call no longer has a client, or no longer an answer.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tidegate_limiter::{Ended, Slot};
-use tidegate_wire::{Dialect, StreamScanner};
+use tidegate_wire::Dialect;
 use tokio::time::Instant;
 
 use super::answer::Commit;
+use super::attendance::Attendance;
+use super::contract::{self, Bound};
+use super::deadline::{Patience, Tier};
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
-use super::{Worker, deadline::Tier};
-use crate::admission::Held;
+use super::source::Source;
+use super::{Held, Worker};
 use crate::signal::Signal;
 use crate::upstream::Upstream;
 use crate::upstream::endpoint::InFlight;
-use crate::upstream::exchange::UpstreamBody;
+use crate::upstream::exchange::{Failure, UpstreamBody};
 use crate::upstream::http1::Http1;
 
-/// How much of one event is held while an answer is read for nobody.
-const HELD_BYTES: usize = 64 * 1024;
 /// After its last event an answer may take this long to end in HTTP's sense; a connection that does is kept.
 const TAIL_TIME: Duration = Duration::from_millis(100);
 
@@ -33,9 +35,9 @@ pub struct Running {
     keep_idle: Duration,
     worker: Arc<Worker>,
     upstream: Arc<Upstream>,
-    background: bool,
-    /// The dialect of its events, if the answer is a stream.
-    events: Option<Dialect>,
+    dialect: Dialect,
+    /// Bytes that were read for nobody.
+    read_alone: u64,
     total: Option<Instant>,
     cut: Signal,
     /// The status was not a success: a broken body is still worth its beginning.
@@ -57,8 +59,8 @@ impl Running {
             keep_idle,
             worker: Arc::clone(commit.worker),
             upstream: Arc::clone(commit.upstream),
-            background: commit.wish.background,
-            events: commit.wish.events().then_some(commit.route.dialect),
+            dialect: commit.route.dialect,
+            read_alone: 0,
             total: commit.patience.total,
             cut: commit.patience.cut().clone(),
             is_error: false,
@@ -67,6 +69,47 @@ impl Running {
 
     pub fn body(&mut self) -> &mut UpstreamBody {
         &mut self.body
+    }
+
+    /// The next bytes of the body, as long as anybody waits for them or the contract goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Attendance::within`].
+    pub async fn next(
+        &mut self,
+        patience: &Patience,
+        tier: Tier,
+        limit: Duration,
+        record: &mut Record,
+    ) -> Result<Option<Result<Bytes, Failure>>, Rejection> {
+        let attendance = &mut self.held.attendance;
+        let data = {
+            let work = pin!(self.body.data());
+            attendance.within(patience, tier, limit, work).await?
+        };
+        if attendance.left_at().is_some() {
+            record.left(attendance);
+            let bytes = data
+                .as_ref()
+                .map_or(0, |data| data.as_ref().map_or(0, Bytes::len));
+            self.read_alone += bytes as u64;
+        }
+        Ok(data)
+    }
+
+    /// Whether a call that goes on for nobody has had all that its contract allows; `tokens`: those that came for nobody.
+    pub fn is_past_bound(&mut self, tokens: u64) -> bool {
+        let attendance = &mut self.held.attendance;
+        let Some(bound) = attendance.passed(self.read_alone, tokens) else {
+            return false;
+        };
+        attendance.overran(bound);
+        true
+    }
+
+    pub fn attendance(&self) -> &Attendance {
+        &self.held.attendance
     }
 
     pub fn exact_length(&self) -> Option<u64> {
@@ -86,7 +129,7 @@ impl Running {
             Ended::Error
         };
         self.held.slot.finish(ended);
-        self.held.waiter.done();
+        self.held.attendance.done();
         if why != WorkEnd::Complete {
             return;
         }
@@ -105,27 +148,28 @@ impl Running {
         }
     }
 
-    /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept for the upstream's `settle` time.
-    fn cancelled(self, waiter_left: bool, record: &mut Record) {
-        let settle = self.upstream.settings.settle;
-        let Held { slot, waiter, .. } = self.held;
-        if waiter_left {
-            drop(waiter);
+    /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
+    fn cancelled(self, client_left: bool, record: &mut Record) {
+        let kept = contract::kept(&self.upstream.settings);
+        let Held { slot, attendance } = self.held;
+        record.left(&attendance);
+        if client_left {
+            drop(attendance);
             drop(self.body);
         } else {
             drop(self.body);
-            waiter.done();
+            attendance.done();
         }
         record.work_ended(WorkEnd::Cancelled);
-        give_back(slot, settle);
+        give_back(slot, kept, Ended::Cancelled);
     }
 }
 
-fn give_back(slot: Slot, settle: Duration) {
-    if settle.is_zero() {
-        slot.finish(Ended::Cancelled);
+fn give_back(slot: Slot, kept: Duration, ended: Ended) {
+    if kept.is_zero() {
+        slot.finish(ended);
     } else {
-        slot.linger_for(Ended::Cancelled, settle);
+        slot.linger_for(ended, kept);
     }
 }
 
@@ -155,29 +199,31 @@ pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
 /// The call ended before there was an exchange, but with a slot.
 pub fn never_answered(upstream: &Upstream, held: Held, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
-    let Held { slot, waiter, .. } = held;
+    let Held { slot, attendance } = held;
+    let (why, kept) = match rejection {
+        Rejection::Gone
+        | Rejection::Timeout(Tier::ResponseHead | Tier::Total)
+        | Rejection::Draining => (WorkEnd::Cancelled, contract::kept(&upstream.settings)),
+        _ => (WorkEnd::Failed, contract::kept_broken(&upstream.settings)),
+    };
     // A server that was sent nothing has nothing to settle.
-    let settle = if record.has_worked() {
-        upstream.settings.settle
+    let kept = if record.has_worked() {
+        kept
     } else {
         Duration::ZERO
     };
-    match rejection {
-        Rejection::Gone => {
-            drop(waiter);
-            record.work_ended(WorkEnd::Cancelled);
-            give_back(slot, settle);
-        }
-        Rejection::Timeout(Tier::ResponseHead | Tier::Total) | Rejection::Draining => {
-            record.work_ended(WorkEnd::Cancelled);
-            give_back(slot, settle);
-            waiter.done();
-        }
-        _ => {
-            record.work_ended(WorkEnd::Failed);
-            slot.finish(Ended::Error);
-            waiter.done();
-        }
+    record.work_ended(why);
+    let ended = match why {
+        WorkEnd::Cancelled => Ended::Cancelled,
+        _ => Ended::Error,
+    };
+    // A client that left abandons what is kept; one that has its answer does not.
+    if matches!(rejection, Rejection::Gone) {
+        drop(attendance);
+        give_back(slot, kept, ended);
+    } else {
+        give_back(slot, kept, ended);
+        attendance.done();
     }
 }
 
@@ -206,7 +252,7 @@ pub fn note(rejection: &Rejection, record: &mut Record) {
 }
 
 /// The client of an answer under way has gone. Called from a body's drop: only hands over.
-pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
+pub fn client_left(running: Running, source: Source, mut record: Box<Record>, stalled: bool) {
     let (outcome, wait) = if stalled {
         (Outcome::ClientStalled, WaitEnd::Stalled)
     } else {
@@ -223,67 +269,63 @@ pub fn client_left(running: Running, mut record: Box<Record>, stalled: bool) {
         if stalled {
             record.timed_out(Tier::Write);
         }
-        if running.background {
-            read_on(running, &mut record).await;
-        } else {
-            running.cancelled(true, &mut record);
-        }
+        fulfil(running, source, &mut record).await;
         record.settle();
     });
 }
 
-/// A background response goes on by contract: read it to its end, for nobody, so that its slot is held as long as it runs. It is counted as
-/// abandoned meanwhile. It ends with its terminal event, and at the latest when the upstream falls silent or its total time is up.
-async fn read_on(running: Running, record: &mut Record) {
-    let Running {
-        mut body,
-        held,
-        upstream,
-        events,
-        total,
-        cut,
-        ..
-    } = running;
-    let Held { slot, waiter, .. } = held;
-    drop(waiter);
-    let silence = upstream.settings.timeouts.silence;
-    let mut scanner = events.map(|dialect| StreamScanner::new(dialect, HELD_BYTES));
-    let why = loop {
-        let until = Instant::now() + silence;
-        let until = total.map_or(until, |total| total.min(until));
-        let data = tokio::select! {
-            biased;
-            () = cut.raised() => break WorkEnd::Cancelled,
-            data = body.data() => data,
-            () = tokio::time::sleep_until(until) => break WorkEnd::Cancelled,
-        };
-        match data {
-            Some(Ok(data)) => {
-                if sees_the_end(scanner.as_mut(), data, record) {
-                    break WorkEnd::Complete;
-                }
-            }
-            None => break WorkEnd::Complete,
-            Some(Err(_)) => break WorkEnd::Failed,
-        }
-    };
-    drop(body);
-    record.work_ended(why);
+/// Does what the contract says for a call without a client.
+async fn fulfil(mut running: Running, source: Source, record: &mut Record) {
+    if running.held.attendance.leave().is_err() {
+        running.cancelled(true, record);
+        return;
+    }
+    let why = Box::pin(read_on(&mut running, source, record)).await;
+    record.left(&running.held.attendance);
     match why {
-        WorkEnd::Cancelled => give_back(slot, upstream.settings.settle),
-        WorkEnd::Failed => slot.finish(Ended::Error),
-        WorkEnd::Complete | WorkEnd::None => slot.finish(Ended::Ok),
+        WorkEnd::Cancelled => running.cancelled(true, record),
+        why => running.ended(why, record),
     }
 }
 
-/// Meters what nobody reads any more; true at the terminal event.
-fn sees_the_end(scanner: Option<&mut StreamScanner>, data: Bytes, record: &mut Record) -> bool {
-    let Some(scanner) = scanner else { return false };
-    scanner.push(data);
-    let mut ended = false;
-    while let Some(piece) = scanner.pop() {
-        record.meter.see(&piece.facts);
-        ended |= piece.facts.terminal.is_some();
+/// Reads an answer to its end, for nobody, so that its slot is held as long as the work runs and what it used is known. It is counted as
+/// abandoned meanwhile. It ends with its terminal event, and at the latest at a bound of its contract, when the upstream falls silent, or
+/// when its total time is up.
+async fn read_on(running: &mut Running, mut source: Source, record: &mut Record) -> WorkEnd {
+    let silence = running.upstream.settings.timeouts.silence;
+    // What had come before is looked at first: it may hold the end.
+    let mut data = Some(Ok(Bytes::new()));
+    loop {
+        match data {
+            Some(Ok(data)) => {
+                running.read_alone += data.len() as u64;
+                if source.see(data, &mut record.meter) {
+                    return WorkEnd::Complete;
+                }
+            }
+            None => {
+                source.see_end(running.dialect, &mut record.meter);
+                return WorkEnd::Complete;
+            }
+            Some(Err(_)) => return WorkEnd::Failed,
+        }
+        if running.is_past_bound(record.meter.since_left()) {
+            return WorkEnd::Cancelled;
+        }
+        let quiet = Instant::now() + silence;
+        let until = running.total.map_or(quiet, |total| total.min(quiet));
+        let bound = running.held.attendance.until();
+        let bound = bound.filter(|bound| *bound < until);
+        data = tokio::select! {
+            biased;
+            () = running.cut.raised() => return WorkEnd::Cancelled,
+            data = running.body.data() => data,
+            () = tokio::time::sleep_until(bound.unwrap_or(until)) => {
+                if bound.is_some() {
+                    running.held.attendance.overran(Bound::Time);
+                }
+                return WorkEnd::Cancelled;
+            }
+        };
     }
-    ended
 }

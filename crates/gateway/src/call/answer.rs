@@ -25,8 +25,7 @@ use super::relay::{Relay, Unstarted};
 use super::settle::Record;
 use super::source::Source;
 use super::wish::Wish;
-use super::{Generation, ModelIn, RouteFacts, Step, Worker, assembled, headers};
-use crate::admission::Held;
+use super::{Generation, Held, ModelIn, RouteFacts, Step, Worker, assembled, headers};
 use crate::upstream::Upstream;
 
 /// How long a head waits for the body that proves it. Long enough for a server that fails right after its head, short enough that
@@ -92,6 +91,7 @@ pub(super) async fn begin(
     } else {
         refused(&commit, &head, &mut running, record).await
     };
+    record.left(running.attendance());
     match begun {
         Ok(Begun::Whole(head, bytes)) => {
             record.status(head.status.as_u16());
@@ -216,9 +216,8 @@ async fn stream(
             None if sniffed => break,
             _ => (first_event, false),
         };
-        let frame = match commit
-            .patience
-            .within(Tier::FirstEvent, limit, running.body().data())
+        let frame = match running
+            .next(commit.patience, Tier::FirstEvent, limit, record)
             .await
         {
             Err(Rejection::Timeout(Tier::FirstEvent)) if held => break,
@@ -344,9 +343,8 @@ async fn gather(
             let left = hold.saturating_duration_since(Instant::now());
             (left.min(silence), left < silence)
         };
-        let frame = match commit
-            .patience
-            .within(Tier::Silence, limit_now, running.body().data())
+        let frame = match running
+            .next(commit.patience, Tier::Silence, limit_now, record)
             .await
         {
             Err(Rejection::Timeout(Tier::Silence)) if held => {

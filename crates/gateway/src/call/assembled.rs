@@ -31,11 +31,7 @@ pub(super) async fn gather(
     let mut clock = Clock::new();
     while !assembler.is_done() {
         let (tier, left) = clock.next(commit)?;
-        let data = match commit
-            .patience
-            .within(tier, left, running.body().data())
-            .await?
-        {
+        let data = match running.next(commit.patience, tier, left, record).await? {
             Some(Ok(data)) => data,
             Some(Err(_)) => return Err(Rejection::Truncated),
             None => break,
@@ -52,6 +48,9 @@ pub(super) async fn gather(
             if facts.content {
                 record.first_token();
             }
+        }
+        if running.is_past_bound(record.meter.since_left()) {
+            return Err(Rejection::Gone);
         }
     }
     let whole = assembler.finish().map_err(rejection)?;

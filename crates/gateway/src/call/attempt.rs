@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Uri, response};
 
+use super::attendance::Attendance;
 use super::deadline::{Patience, Tier};
 use super::outcome::{ConnectFailure, Phase, Rejection};
 use super::retry::{self, Failure, Next};
@@ -41,10 +43,10 @@ pub struct Exchange {
 ///
 /// Why no answer began. [`Rejection::Broken`] says that the request may have run all the same.
 pub async fn until_head(
-    worker: &Arc<Worker>,
-    upstream: &Arc<Upstream>,
+    (worker, upstream): (&Arc<Worker>, &Arc<Upstream>),
     patience: &Patience,
     mut prepared: Prepared,
+    attendance: &mut Attendance,
     record: &mut Record,
 ) -> Result<Exchange, Rejection> {
     let mut tried: Vec<Arc<EndpointState>> = Vec::new();
@@ -64,10 +66,11 @@ pub async fn until_head(
         let only_fresh = tried
             .last()
             .is_some_and(|last| Arc::ptr_eq(last, &endpoint));
-        let trial = Trial {
+        let mut trial = Trial {
             worker,
             upstream,
             patience,
+            attendance,
             endpoint: &endpoint,
         };
         let failed = match trial.run(&mut prepared, only_fresh, record).await? {
@@ -129,13 +132,14 @@ struct Trial<'a> {
     worker: &'a Arc<Worker>,
     upstream: &'a Arc<Upstream>,
     patience: &'a Patience,
+    attendance: &'a mut Attendance,
     endpoint: &'a Arc<EndpointState>,
 }
 
 impl Trial<'_> {
     /// The outer error ends the call; the inner one only this try.
     async fn run(
-        &self,
+        &mut self,
         prepared: &mut Prepared,
         only_fresh: bool,
         record: &mut Record,
@@ -166,7 +170,7 @@ impl Trial<'_> {
     }
 
     async fn exchange(
-        &self,
+        &mut self,
         conn: Checkout,
         prepared: &mut Prepared,
         target: PathAndQuery,
@@ -181,21 +185,22 @@ impl Trial<'_> {
                     host: &self.endpoint.authority,
                     headers: &prepared.headers,
                 };
-                let sent = self.head(sending, conn.send(head, body)).await?;
+                let sent = self
+                    .head(sending, pin!(conn.send(head, body)))
+                    .await?;
                 let reused = conn.reused;
                 (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
                 let request = self.http2_request(prepared, target)?;
                 let sent = self
-                    .head(sending, place.conn.send(request))
-                    .await
-                    // A slow server or a dead connection: nobody can tell. Later calls are not put to the same test.
-                    .inspect_err(|why| {
-                        if matches!(why, Rejection::Timeout(_)) {
-                            place.retire();
-                        }
-                    })?;
+                    .head(sending, pin!(place.conn.send(request)))
+                    .await;
+                // A slow server or a dead connection: nobody can tell. Later calls are not put to the same test.
+                if matches!(sent, Err(Rejection::Timeout(_))) {
+                    place.retire();
+                }
+                let sent = sent?;
                 let reused = place.reused;
                 if sent.as_ref().is_err_and(|failed| failed.unsent) {
                     place.retire();
@@ -232,17 +237,16 @@ impl Trial<'_> {
     /// Waits for the head. What is sent while it comes from the client can take its time: the limit begins anew with each part of it, and
     /// for good with the last. A client that stops has a limit of its own.
     async fn head<T>(
-        &self,
+        &mut self,
         sending: Option<&Progress>,
-        send: impl Future<Output = T>,
+        mut send: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Rejection> {
         let limit = self.upstream.settings.timeouts.response_head;
-        let mut send = std::pin::pin!(send);
         let mut left = limit;
         loop {
             let step = self
-                .patience
-                .within(Tier::ResponseHead, left, send.as_mut())
+                .attendance
+                .within(self.patience, Tier::ResponseHead, left, send.as_mut())
                 .await;
             let stalled = sending.map_or(limit, Progress::stalled);
             match step {

@@ -147,13 +147,13 @@ impl Patience {
         .await
     }
 
-    /// For background responses, which run on by contract.
+    /// Of a call that goes on without its client.
     #[must_use]
-    pub fn without_waiter_if(mut self, background: bool) -> Self {
-        if background {
-            self.gone = None;
+    pub fn alone(&self) -> Self {
+        Self {
+            gone: None,
+            ..self.clone()
         }
-        self
     }
 
     pub fn cut(&self) -> &Signal {

@@ -9,6 +9,7 @@ use http::{HeaderMap, Method, StatusCode};
 use tidegate_wire::{ModelEntry, parse_models};
 
 use super::attempt;
+use super::attendance::Attendance;
 use super::deadline::{Patience, Tier};
 use super::handover::Gone;
 use super::outcome::Rejection;
@@ -63,8 +64,10 @@ async fn read(
         upload: Upload::none(),
     };
     let mut record = Record::unwritten(caller);
+    let to = (worker, upstream);
+    let mut attendance = Attendance::without_slot(upstream);
     let mut exchange =
-        attempt::until_head(worker, upstream, patience, prepared, &mut record).await?;
+        attempt::until_head(to, patience, prepared, &mut attendance, &mut record).await?;
     if exchange.head.status != StatusCode::OK {
         return Err(Rejection::UnexpectedContent {
             what: "no list of models",

@@ -5,19 +5,18 @@
 //! before its answer began, [`relay`] carries an answer, [`aftermath`] ends what a leaving client left behind, [`settle`] writes the one
 //! record. This module is the only one that composes the floor below (admission, upstream, usage, auth); it never chooses a status code.
 
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use hyper::body::Incoming;
+use tidegate_limiter::{Slot, Started};
 use tidegate_wire::{Dialect, Peek, peek};
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::{self, Held, Shed};
+use crate::admission::{self, Shed};
 use crate::auth::{Keys, Principal};
 use crate::config::{Config, Timeouts};
 use crate::signal::Signal;
@@ -32,8 +31,10 @@ pub mod aftermath;
 pub mod answer;
 mod assembled;
 pub mod attempt;
+pub mod attendance;
 pub mod body;
 mod clock;
+pub mod contract;
 pub mod deadline;
 pub mod downstream;
 pub mod handover;
@@ -50,6 +51,7 @@ mod wish;
 pub use answer::Answer;
 pub use outcome::Rejection;
 
+use attendance::Attendance;
 use deadline::{Patience, Tier};
 use downstream::{Downstream, Reader};
 use handover::Gone;
@@ -138,6 +140,15 @@ pub struct Refused {
     pub record: Box<Record>,
 }
 
+/// What a call holds from its admission to its end.
+#[derive(Debug)]
+pub struct Held {
+    /// The right to occupy upstream capacity: goes with the work.
+    pub slot: Slot,
+    /// Whose answer it will be: goes with the client.
+    pub attendance: Attendance,
+}
+
 /// What goes upstream, the same for every attempt.
 #[derive(Debug)]
 pub struct Prepared {
@@ -193,10 +204,10 @@ async fn line(
         generation,
         ..
     } = ask;
-    let patience = Patience::new(Arc::clone(&gone), caller.cut.clone());
+    let patience = Patience::new(gone, caller.cut.clone());
 
     record.phase(Phase::Body);
-    room_for_body(&generation.routes, &headers)?;
+    room_for_body(&generation.routes, &headers, record.flow())?;
     let arriving = (&headers, body, downstream.received());
     let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
     record.received(&received);
@@ -211,12 +222,15 @@ async fn line(
 
     record.phase(Phase::Queued);
     let patience = patience.with_total(upstream.settings.timeouts.total);
-    let mut held = admit(&upstream, &patience, record, upload.len())
+    let started = admit(&upstream, &patience, record, upload.len())
         .await
         .inspect_err(|why| aftermath::note(why, record))?;
     record.admitted();
+    let mut held = Held {
+        slot: started.slot,
+        attendance: Attendance::new(started.waiter, &upstream, wish.background),
+    };
 
-    let patience = patience.without_waiter_if(wish.background);
     let headers = headers::to_upstream(&headers, &generation.config, &upstream.settings);
     let prepared = Prepared {
         method,
@@ -224,11 +238,10 @@ async fn line(
         headers,
         upload,
     };
-    let (answered, left) = {
-        let answered = attempt::until_head(worker, &upstream, &patience, prepared, record);
-        whoever_leaves(pin!(answered), wish.background.then_some(&*gone), &mut held).await
-    };
-    record.left_at(left);
+    let to = (worker, &upstream);
+    let attendance = &mut held.attendance;
+    let answered = attempt::until_head(to, &patience, prepared, attendance, record).await;
+    record.left(&held.attendance);
     let exchange = match answered {
         Ok(exchange) => exchange,
         Err(rejection) => {
@@ -250,31 +263,11 @@ async fn line(
     answer::begin(commit, exchange, held, record).await
 }
 
-/// Waits for `work`. If it runs on without its client, that one is no longer counted as waiting, and the time is told.
-///
-/// The work is pinned where it is: taken by value it would be in the call's future three times.
-async fn whoever_leaves<T>(
-    mut work: Pin<&mut impl Future<Output = T>>,
-    runs_on: Option<&Gone>,
-    held: &mut Held,
-) -> (T, Option<Instant>) {
-    let Some(gone) = runs_on else {
-        return (work.await, None);
-    };
-    let left = tokio::select! {
-        biased;
-        () = gone.wait() => Instant::now(),
-        done = &mut work => return (done, None),
-    };
-    held.waiter.step_away();
-    (work.await, Some(left))
-}
-
 /// Refuses before a byte of the body is read, if every upstream would turn the request away.
-fn room_for_body(routes: &Routes, headers: &HeaderMap) -> Result<(), Rejection> {
+fn room_for_body(routes: &Routes, headers: &HeaderMap, flow: u64) -> Result<(), Rejection> {
     let bytes = upload::announced(headers).unwrap_or(0);
     let limiters = routes.upstreams().iter().map(|u| &u.limiter);
-    admission::would_shed(limiters, bytes).map_or(Ok(()), |shed| Err(shed.into()))
+    admission::would_shed(limiters, bytes, flow).map_or(Ok(()), |shed| Err(shed.into()))
 }
 
 /// Queue → slot. A client that leaves while it is queued never touches the upstream.
@@ -283,19 +276,19 @@ async fn admit(
     patience: &Patience,
     record: &Record,
     bytes: u64,
-) -> Result<Held, Rejection> {
-    let mut place = admission::offer(&upstream.limiter, record.id(), bytes)?;
+) -> Result<Started, Rejection> {
+    let mut place = admission::offer(&upstream.limiter, record.id(), bytes, record.flow())?;
     match patience
         .within(Tier::Queue, upstream.settings.timeouts.queue, &mut place)
         .await
     {
-        Ok(Ok(started)) => Ok(started.into()),
+        Ok(Ok(started)) => Ok(started),
         Ok(Err(_closed)) => Err(Rejection::Draining),
         Err(Rejection::Timeout(tier)) => {
             let retry_after = place.retry_after();
             // The slot may have been granted in the same instant: then it is taken.
             match place.expire() {
-                Some(started) => Ok(started.into()),
+                Some(started) => Ok(started),
                 None if tier == Tier::Queue => Err(Rejection::QueueTimeout { retry_after }),
                 None => Err(Rejection::Timeout(tier)),
             }
@@ -309,6 +302,7 @@ impl From<Shed> for Rejection {
         match shed {
             Shed::QueueFull { retry_after } => Self::QueueFull { retry_after },
             Shed::LeftoverFull { retry_after } => Self::LeftoverFull { retry_after },
+            Shed::ShareFull { retry_after } => Self::ShareFull { retry_after },
             Shed::Closed => Self::Closed,
         }
     }

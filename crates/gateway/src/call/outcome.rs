@@ -182,6 +182,9 @@ pub enum Rejection {
     LeftoverFull {
         retry_after: Duration,
     },
+    ShareFull {
+        retry_after: Duration,
+    },
     Closed,
     BodiesFull,
     Draining,
@@ -225,6 +228,7 @@ impl Rejection {
             Self::QueueFull { .. } => "queue_full",
             Self::QueueTimeout { .. } => "queue",
             Self::LeftoverFull { .. } => "leftover_full",
+            Self::ShareFull { .. } => "share_full",
             Self::Closed => "closed",
             Self::BodiesFull => "bodies_full",
             Self::Draining => "draining",

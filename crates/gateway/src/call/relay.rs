@@ -547,11 +547,9 @@ impl Drop for Relay {
     /// The client left. Hands over; the exchange is ended by the task that gets it.
     fn drop(&mut self) {
         if let (Some(running), Some(record)) = (self.running.take(), self.record.take()) {
-            aftermath::client_left(
-                running,
-                record,
-                self.downstream.is_stalled() || self.reader.is_stalled(),
-            );
+            let source = std::mem::replace(&mut self.source, Source::nothing());
+            let stalled = self.downstream.is_stalled() || self.reader.is_stalled();
+            aftermath::client_left(running, source, record, stalled);
         }
     }
 }

@@ -8,13 +8,16 @@ use http::Method;
 use tidegate_wire::{Dialect, Peek, UsageSource};
 use tokio::time::Instant;
 
+use super::attendance::Attendance;
+use super::contract::Bound;
 use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::upload::Upload;
 use super::{Ask, Caller, ModelIn, RouteFacts, aftermath};
 use crate::auth::Principal;
 use crate::telemetry::access_log::{AccessLog, Line, Times};
 use crate::telemetry::metrics::{
-    CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel, UpstreamMetrics,
+    BoundLabels, CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel,
+    UpstreamMetrics,
 };
 use crate::upstream::route::Target;
 use crate::usage::{Meter, Settled};
@@ -34,9 +37,11 @@ pub struct Record {
     who: Who,
     phase: Phase,
     phase_since: Instant,
-    wait: Option<(WaitEnd, Duration)>,
+    /// Why, when, and in which phase.
+    wait: Option<(WaitEnd, Duration, Phase)>,
     work: Option<(WorkEnd, Duration)>,
     worked: bool,
+    overrun: Option<Bound>,
     outcome: Option<(Outcome, Option<&'static str>)>,
     likely: Option<(Outcome, Option<&'static str>)>,
     pub meter: Meter,
@@ -114,6 +119,7 @@ impl Record {
             wait: None,
             work: None,
             worked: false,
+            overrun: None,
             outcome: None,
             likely: None,
             meter: Meter::default(),
@@ -187,6 +193,11 @@ impl Record {
 
     pub fn id(&self) -> &Arc<str> {
         &self.who.id
+    }
+
+    /// Stands for the key in the limiter.
+    pub fn flow(&self) -> u64 {
+        self.who.principal.flow()
     }
 
     pub fn elapsed(&self) -> Duration {
@@ -302,17 +313,24 @@ impl Record {
         self.likely.get_or_insert((outcome, Some(reason)));
     }
 
-    /// The client left while its call, a background response, ran on.
-    pub fn left_at(&mut self, at: Option<Instant>) {
-        let Some(at) = at else { return };
-        self.outcome(Outcome::ClientClosed, None);
-        let after = at.duration_since(self.began);
-        self.wait.get_or_insert((WaitEnd::Left, after));
+    /// What is known of a client that may have left while its call went on.
+    pub fn left(&mut self, attendance: &Attendance) {
+        if let Some(at) = attendance.left_at() {
+            self.outcome(Outcome::ClientClosed, None);
+            self.wait_ended_after(WaitEnd::Left, at.duration_since(self.began));
+        }
+        self.overrun = self.overrun.or(attendance.overrun());
     }
 
     pub fn wait_ended(&mut self, why: WaitEnd) {
-        let elapsed = self.elapsed();
-        self.wait.get_or_insert((why, elapsed));
+        self.wait_ended_after(why, self.elapsed());
+    }
+
+    fn wait_ended_after(&mut self, why: WaitEnd, after: Duration) {
+        if self.wait.is_none() {
+            self.meter.left();
+            self.wait = Some((why, after, self.phase));
+        }
     }
 
     /// The upstream's work is over, as far as the upstream's contract lets us know.
@@ -354,9 +372,8 @@ impl Record {
             return;
         }
         let (outcome, reason) = self.outcome.unwrap_or((Outcome::Internal, Some("dropped")));
-        let (wait, waited) = self
-            .wait
-            .unwrap_or_else(|| (WaitEnd::Failed, self.elapsed()));
+        let unknown = (WaitEnd::Failed, self.elapsed(), self.phase);
+        let (wait, waited, phase) = self.wait.unwrap_or(unknown);
         let work = match self.work {
             Some((why, at)) if why != WorkEnd::None => Some((why, at)),
             _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),
@@ -366,7 +383,7 @@ impl Record {
             self.phase(self.phase);
         }
         let used = self.meter.settle();
-        self.count(outcome, wait, waited, &used);
+        self.count(outcome, (wait, phase), waited, &used);
         if !self.log.is_on() {
             return;
         }
@@ -386,11 +403,12 @@ impl Record {
             status: self.status,
             outcome: outcome.name(),
             reason,
-            phase: self.phase.name(),
+            phase: phase.name(),
             wait_end: wait.name(),
             wait_ended_ms: waited,
             work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
             work_ended_ms: work.map(|(_, at)| at),
+            overrun: self.overrun.map(Bound::name),
             times: self.times,
             attempts: self.attempts,
             client_retry: who.client_retry,
@@ -404,7 +422,13 @@ impl Record {
         });
     }
 
-    fn count(&self, outcome: Outcome, wait: WaitEnd, waited: Duration, used: &Settled) {
+    fn count(
+        &self,
+        outcome: Outcome,
+        (wait, phase): (WaitEnd, Phase),
+        waited: Duration,
+        used: &Settled,
+    ) {
         let labels = CallLabels {
             upstream: self.upstream_name(),
             route: self.who.route.name,
@@ -418,9 +442,16 @@ impl Record {
         if left {
             let labels = PhaseLabels {
                 upstream: labels.upstream,
-                phase: self.phase.name(),
+                phase: phase.name(),
             };
             self.metrics.disconnects.get_or_create(&labels).inc();
+        }
+        if let Some(bound) = self.overrun {
+            let labels = BoundLabels {
+                upstream: self.upstream_name(),
+                bound: bound.name(),
+            };
+            self.metrics.overruns.get_or_create(&labels).inc();
         }
         let Some(upstream) = &self.upstream else {
             return;

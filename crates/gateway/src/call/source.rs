@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use tidegate_wire::{Piece, StreamScanner};
+use tidegate_wire::{Dialect, Piece, StreamScanner, answer_facts};
+
+use crate::usage::Meter;
 
 /// How the bytes are understood.
 #[derive(Debug)]
@@ -60,6 +62,57 @@ impl Source {
         match self {
             Self::Plain { observed, .. } => std::mem::take(observed).concat(),
             Self::Events { .. } => Vec::new(),
+        }
+    }
+
+    /// What is left of a source that was handed on.
+    pub fn nothing() -> Self {
+        Self::plain(Vec::new(), None, false)
+    }
+
+    /// Looks at what was read for nobody; true at the terminal event.
+    pub fn see(&mut self, data: Bytes, meter: &mut Meter) -> bool {
+        let (scanner, first) = match self {
+            Self::Events { scanner, first, .. } => (scanner, first),
+            Self::Plain { ready, .. } => {
+                ready.push_back(data);
+                self.see_ready();
+                return false;
+            }
+        };
+        scanner.push(data);
+        let mut ended = false;
+        while let Some(piece) = first.take().or_else(|| scanner.pop()) {
+            meter.see(&piece.facts);
+            ended |= piece.facts.terminal.is_some();
+        }
+        ended
+    }
+
+    /// Looks at what had come and was not passed on.
+    fn see_ready(&mut self) {
+        while let Self::Plain { ready, .. } = self {
+            let Some(bytes) = ready.pop_front() else {
+                return;
+            };
+            self.observe(&bytes);
+        }
+    }
+
+    /// The body has ended: what was used, if it says so.
+    pub fn see_end(&mut self, dialect: Dialect, meter: &mut Meter) {
+        self.see_ready();
+        match self {
+            Self::Events { scanner, .. } => {
+                if let Some(rest) = scanner.finish() {
+                    meter.see(&rest.facts);
+                }
+            }
+            Self::Plain { .. } => {
+                if let Some(usage) = answer_facts(dialect, &self.observed()).usage {
+                    meter.report(&usage);
+                }
+            }
         }
     }
 

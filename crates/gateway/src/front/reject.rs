@@ -57,6 +57,7 @@ fn sort(rejection: &Rejection) -> Sort {
         Rejection::QueueFull { .. }
         | Rejection::QueueTimeout { .. }
         | Rejection::LeftoverFull { .. }
+        | Rejection::ShareFull { .. }
         | Rejection::BodiesFull
         | Rejection::Connect(ConnectFailure::OutOfSockets) => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -152,6 +153,7 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::QueueFull { .. } => "all slots are taken and the queue is full; try again later".into(),
         Rejection::QueueTimeout { .. } => "no slot became free in time; nothing was started; try again later".into(),
         Rejection::LeftoverFull { .. } => "abandoned calls hold the slots; try again later".into(),
+        Rejection::ShareFull { .. } => "calls of this key hold as many slots or places as one key may, abandoned ones among them; try again later".into(),
         Rejection::BodiesFull => "too many request bytes are in memory already; try again later".into(),
         Rejection::Closed | Rejection::Draining => "the gateway is shutting down; try again, another one will answer".into(),
         Rejection::Timeout(tier) => tier.message().into(),
@@ -189,7 +191,8 @@ fn retry_after(rejection: &Rejection) -> Option<Duration> {
     match rejection {
         Rejection::QueueFull { retry_after }
         | Rejection::QueueTimeout { retry_after }
-        | Rejection::LeftoverFull { retry_after } => Some(*retry_after),
+        | Rejection::LeftoverFull { retry_after }
+        | Rejection::ShareFull { retry_after } => Some(*retry_after),
         Rejection::Closed | Rejection::Draining | Rejection::BodiesFull => {
             Some(Duration::from_secs(1))
         }

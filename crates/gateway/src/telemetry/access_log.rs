@@ -45,6 +45,8 @@ pub struct Line<'a> {
     pub wait_ended_ms: Duration,
     pub work_end: &'static str,
     pub work_ended_ms: Option<Duration>,
+    /// The bound of `[upstreams.abandon]` at which a drain became a cancel.
+    pub overrun: Option<&'static str>,
     pub times: Times,
     /// Connections tried; 0 if the upstream was never touched.
     pub attempts: u32,
@@ -75,7 +77,7 @@ impl Line<'_> {
     fn write(&self, out: &mut Vec<u8>) {
         json::object!(out, self, {
             time, id, principal, peer, method, path, dialect, model, stream, upstream, endpoint, status, outcome, reason, phase,
-            wait_end, wait_ended_ms, work_end, work_ended_ms,
+            wait_end, wait_ended_ms, work_end, work_ended_ms, overrun,
             times: Times { admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
             attempts, client_retry, request_bytes, response_bytes, events, input_tokens, output_tokens, usage, generation
         });
@@ -173,6 +175,7 @@ mod tests {
             wait_ended_ms: Duration::from_micros(12_300),
             work_end: "complete",
             work_ended_ms: None,
+            overrun: None,
             times: Times {
                 head_ms: Some(Duration::from_millis(7)),
                 ..Times::default()

@@ -64,6 +64,12 @@ pub struct TierLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct BoundLabels {
+    pub upstream: Arc<str>,
+    pub bound: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct TokenLabels {
     pub upstream: Arc<str>,
     pub direction: &'static str,
@@ -100,6 +106,7 @@ pub struct Metrics {
     pub refusals: Family<ReasonLabel, Counter>,
     pub timeouts: Family<TierLabels, Counter>,
     pub disconnects: Family<PhaseLabels, Counter>,
+    pub overruns: Family<BoundLabels, Counter>,
     pub retries: Family<UpstreamReason, Counter>,
     pub call_seconds: Family<UpstreamLabel, Histogram, Seconds>,
     pub phase_seconds: Family<PhaseLabels, Histogram, Seconds>,
@@ -189,6 +196,12 @@ impl Metrics {
                 r,
                 "disconnects",
                 "Clients that left before their answer was complete, by the phase they left in",
+                Family::default(),
+            ),
+            overruns: add(
+                r,
+                "overruns",
+                "Abandoned calls that were cancelled at a bound of their drain",
                 Family::default(),
             ),
             retries: add(

@@ -115,9 +115,16 @@ impl Registry {
 }
 
 fn limits(upstream: &config::Upstream, config: &Config) -> Limits {
-    Limits::new(upstream.slots)
+    let limits = Limits::new(upstream.slots)
         .with_queue(upstream.queue)
-        .with_queue_bytes(config.limits.request_bodies_total_bytes as u64)
+        .with_queue_bytes(config.limits.request_bodies_total_bytes as u64);
+    match upstream.abandon.per_key {
+        // Calls that wait because of their key's leftovers must not take the places of the others' either.
+        Some(most) => limits
+            .with_flow_abandoned(most)
+            .with_flow_queue(upstream.queue.div_ceil(2)),
+        None => limits,
+    }
 }
 
 impl Kept {

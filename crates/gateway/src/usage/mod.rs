@@ -10,6 +10,8 @@ pub struct Meter {
     /// Of those, the ones that came after the last report of output.
     unreported: u64,
     events: u64,
+    /// Deltas seen when the wait ended.
+    at_left: Option<u64>,
 }
 
 /// The numbers and their standing.
@@ -38,6 +40,16 @@ impl Meter {
             Some(known) => known.merge(usage),
             None => self.reported = Some(*usage),
         }
+    }
+
+    /// The wait has ended: what comes from now on is for nobody. The first word stands.
+    pub fn left(&mut self) {
+        self.at_left.get_or_insert(self.deltas);
+    }
+
+    /// Deltas that came for nobody.
+    pub fn since_left(&self) -> u64 {
+        self.at_left.map_or(0, |before| self.deltas - before)
     }
 
     pub fn events(&self) -> u64 {

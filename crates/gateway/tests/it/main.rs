@@ -11,6 +11,7 @@ mod binary;
 mod books;
 mod bounds;
 mod cases;
+mod contracts;
 mod descriptors;
 mod echo;
 mod ends;
