@@ -31,6 +31,7 @@ struct Sort {
 
 const INVALID: &str = "invalid_request_error";
 
+#[expect(clippy::too_many_lines, reason = "one arm per sort, nothing else")]
 fn sort(rejection: &Rejection) -> Sort {
     let (status, kind, anthropic_kind) = match rejection {
         Rejection::MalformedBody(_)
