@@ -40,6 +40,10 @@ fn touched() -> Metrics {
         tier: "t",
     });
     m.disconnects.get_or_create_owned(&phase);
+    m.overruns.get_or_create_owned(&BoundLabels {
+        upstream: Arc::clone(&upstream),
+        bound: "b",
+    });
     m.retries.get_or_create_owned(&upstream_reason);
     m.call_seconds.get_or_create_owned(&one);
     m.phase_seconds.get_or_create_owned(&phase);
