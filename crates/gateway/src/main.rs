@@ -33,6 +33,9 @@ fn main() -> ExitCode {
         Ok(Command::Health(args)) => cli::health::health(&args),
         Ok(Command::Serve(sources)) => serve(sources),
         Ok(Command::Demo(demo)) => run_demo(&demo),
+        Ok(Command::Calls(args)) => cli::admin::calls(&args),
+        Ok(Command::Kill(args)) => cli::admin::kill(&args),
+        Ok(Command::Report(args)) => cli::report::report(&args, io::stdin().lock()),
         Ok(Command::Rig(command)) => run_rig(command),
         Ok(Command::Probe(args)) => run_probe(&args),
     };

@@ -1,4 +1,5 @@
-//! The operator's port: health, readiness, metrics. Reads snapshots; takes no lock that a call waits for.
+//! The operator's port: health, readiness, metrics, and the calls in flight. Reads snapshots; a lock that calls take is held for no longer
+//! than it takes to copy pointers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +16,17 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
+use crate::call::table::Table;
 use crate::signal::Signal;
 use crate::telemetry::metrics::Metrics;
+
+pub mod calls;
 
 /// Scrapers and probes; more at once is a mistake or an attack.
 const CONNECTIONS_MAX: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls\n/metrics  Prometheus\n";
+const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls\n/metrics  Prometheus\n/admin/calls  the calls in flight; DELETE /admin/calls/{id} ends one\n";
 
 /// What the admin port shows.
 #[derive(Clone, Debug)]
@@ -30,6 +34,7 @@ pub struct View {
     pub metrics: Arc<Metrics>,
     /// Raised when the gateway takes no more calls.
     pub unready: Signal,
+    pub table: Table,
 }
 
 /// Serves until `stop` is raised.
@@ -67,6 +72,9 @@ pub async fn serve(listener: TcpListener, view: View, stop: Signal) {
 }
 
 fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
+    if let Some(response) = calls::answer(request, &view.table) {
+        return response;
+    }
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "this port is only read\n");
     }

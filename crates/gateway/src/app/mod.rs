@@ -13,6 +13,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin;
 use crate::auth::Keys;
+use crate::call::retried::Retried;
+use crate::call::table::Table;
 use crate::call::upload::BodyBudget;
 use crate::call::{Caller, Generation, Worker};
 use crate::config::Config;
@@ -176,8 +178,12 @@ impl Gateway {
             &metrics,
             &tasks,
         ));
+        let workers_max = generation.config.server.workers.get();
         let (generations, running) = watch::channel(Arc::new(generation));
+        let table = Table::new(workers_max);
         let caller = Arc::new(Caller {
+            table: table.clone(),
+            retried: Retried::default(),
             generations: running.clone(),
             metrics: Arc::clone(&metrics),
             access_log,
@@ -196,6 +202,7 @@ impl Gateway {
             view: admin::View {
                 metrics: Arc::clone(&metrics),
                 unready: signals.unready.clone(),
+                table,
             },
             signals: signals.clone(),
         };

@@ -16,6 +16,7 @@ use super::deadline::{Patience, Tier};
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
+use super::table::State;
 use super::{Held, Worker};
 use crate::signal::Signal;
 use crate::upstream::Upstream;
@@ -151,6 +152,7 @@ impl Running {
     /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
     fn cancelled(self, client_left: bool, record: &mut Record) {
         let kept = contract::kept(&self.upstream.settings);
+        let worker = Arc::clone(&self.worker);
         let Held { slot, attendance } = self.held;
         record.left(&attendance);
         if client_left {
@@ -161,16 +163,37 @@ impl Running {
             attendance.done();
         }
         record.work_ended(WorkEnd::Cancelled);
-        give_back(slot, kept, Ended::Cancelled);
+        give_back(&worker, slot, (kept, Ended::Cancelled), record);
     }
 }
 
-fn give_back(slot: Slot, kept: Duration, ended: Ended) {
-    if kept.is_zero() {
+/// Gives the slot back once it was kept long enough, or at once if the operator says so.
+fn give_back(worker: &Worker, slot: Slot, (kept, ended): (Duration, Ended), record: &mut Record) {
+    // Without a runtime there is no timer, and nothing must be kept for ever.
+    if kept.is_zero() || record.is_killed() || tokio::runtime::Handle::try_current().is_err() {
         slot.finish(ended);
-    } else {
-        slot.linger_for(ended, kept);
+        return;
     }
+    record.keeps(kept);
+    let lingers = slot.linger_as(ended);
+    let listed = record.hand_over_place();
+    if let Some(listed) = &listed {
+        listed.entry().state(State::Lingering);
+    }
+    // Nothing waits for it: with the gateway's end there is no slot to keep.
+    worker.drivers.spawn(async move {
+        let killed = async {
+            match &listed {
+                Some(listed) => listed.entry().killed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(kept) => {}
+            () = killed => {}
+        }
+        drop(lingers);
+    });
 }
 
 /// Reads what follows the last event: nothing but the end of the body, if the server behaves.
@@ -197,11 +220,17 @@ pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
 }
 
 /// The call ended before there was an exchange, but with a slot.
-pub fn never_answered(upstream: &Upstream, held: Held, rejection: &Rejection, record: &mut Record) {
+pub fn never_answered(
+    (worker, upstream): (&Arc<Worker>, &Arc<Upstream>),
+    held: Held,
+    rejection: &Rejection,
+    record: &mut Record,
+) {
     note(rejection, record);
     let Held { slot, attendance } = held;
     let (why, kept) = match rejection {
         Rejection::Gone
+        | Rejection::Stopped(_)
         | Rejection::Timeout(Tier::ResponseHead | Tier::Total)
         | Rejection::Draining => (WorkEnd::Cancelled, contract::kept(&upstream.settings)),
         _ => (WorkEnd::Failed, contract::kept_broken(&upstream.settings)),
@@ -220,9 +249,9 @@ pub fn never_answered(upstream: &Upstream, held: Held, rejection: &Rejection, re
     // A client that left abandons what is kept; one that has its answer does not.
     if matches!(rejection, Rejection::Gone) {
         drop(attendance);
-        give_back(slot, kept, ended);
+        give_back(worker, slot, (kept, ended), record);
     } else {
-        give_back(slot, kept, ended);
+        give_back(worker, slot, (kept, ended), record);
         attendance.done();
     }
 }
@@ -293,13 +322,23 @@ async fn fulfil(mut running: Running, source: Source, record: &mut Record) {
 /// when its total time is up.
 async fn read_on(running: &mut Running, mut source: Source, record: &mut Record) -> WorkEnd {
     let silence = running.upstream.settings.timeouts.silence;
+    let entry = record.entry().cloned();
+    let killed = async {
+        match &entry {
+            Some(entry) => entry.killed().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(killed);
     // What had come before is looked at first: it may hold the end.
     let mut data = Some(Ok(Bytes::new()));
     loop {
         match data {
             Some(Ok(data)) => {
                 running.read_alone += data.len() as u64;
-                if source.see(data, &mut record.meter) {
+                let ended = source.see(data, &mut record.meter);
+                record.show_tokens();
+                if ended {
                     return WorkEnd::Complete;
                 }
             }
@@ -319,6 +358,7 @@ async fn read_on(running: &mut Running, mut source: Source, record: &mut Record)
         data = tokio::select! {
             biased;
             () = running.cut.raised() => return WorkEnd::Cancelled,
+            () = &mut killed => return WorkEnd::Cancelled,
             data = running.body.data() => data,
             () = tokio::time::sleep_until(bound.unwrap_or(until)) => {
                 if bound.is_some() {

@@ -43,7 +43,7 @@ pub(super) async fn gather(
         assembler.push(data);
         while let Some(facts) = assembler.take().map_err(rejection)? {
             clock.saw(&facts);
-            record.meter.see(&facts);
+            record.see(&facts);
             record.malformed(facts.malformed);
             if facts.content {
                 record.first_token();

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::handover::Gone;
 use super::outcome::Rejection;
+use super::table::Entry;
 use crate::signal::Signal;
 
 /// A named limit of one wait. From when to when: see `config::Timeouts`.
@@ -83,6 +84,8 @@ pub struct Patience {
     /// `None`: the call goes on whoever leaves.
     gone: Option<Arc<Gone>>,
     cut: Signal,
+    /// Whether it is ended from outside.
+    entry: Option<Arc<Entry>>,
     accepted: Instant,
     pub total: Option<Instant>,
 }
@@ -92,9 +95,17 @@ impl Patience {
         Self {
             gone: Some(gone),
             cut,
+            entry: None,
             accepted: Instant::now(),
             total: None,
         }
+    }
+
+    /// Of a call that can be ended from outside.
+    #[must_use]
+    pub fn with_entry(mut self, entry: Option<Arc<Entry>>) -> Self {
+        self.entry = entry;
+        self
     }
 
     #[must_use]
@@ -107,7 +118,8 @@ impl Patience {
     ///
     /// # Errors
     ///
-    /// [`Rejection::Gone`] when the client left, [`Rejection::Timeout`] with `tier` or [`Tier::Total`], [`Rejection::Draining`].
+    /// [`Rejection::Gone`] when the client left, [`Rejection::Stopped`], [`Rejection::Timeout`] with `tier` or [`Tier::Total`],
+    /// [`Rejection::Draining`].
     ///
     /// # Cancel safety
     ///
@@ -126,6 +138,9 @@ impl Patience {
             if self.gone.as_ref().is_some_and(|gone| gone.is_set()) {
                 return Poll::Ready(Err(Rejection::Gone));
             }
+            if let Some(by) = self.entry.as_ref().and_then(|entry| entry.stopped()) {
+                return Poll::Ready(Err(Rejection::Stopped(by)));
+            }
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
                 return Poll::Ready(Ok(done));
             }
@@ -141,6 +156,11 @@ impl Patience {
                 && timer.poll(cx).is_ready()
             {
                 return Poll::Ready(Err(Rejection::Timeout(tier)));
+            }
+            if let Some(entry) = &self.entry
+                && let Poll::Ready(by) = entry.poll_stop(cx)
+            {
+                return Poll::Ready(Err(Rejection::Stopped(by)));
             }
             cut.as_mut().poll(cx).map(|()| Err(Rejection::Draining))
         })

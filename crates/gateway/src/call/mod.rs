@@ -42,10 +42,13 @@ pub mod headers;
 pub mod listing;
 pub mod outcome;
 pub mod relay;
+pub mod retried;
 pub mod retry;
 pub mod settle;
 pub mod source;
+pub mod table;
 pub mod upload;
+pub mod waste;
 mod wish;
 
 pub use answer::Answer;
@@ -56,7 +59,9 @@ use deadline::{Patience, Tier};
 use downstream::{Downstream, Reader};
 use handover::Gone;
 use outcome::Phase;
+use retried::Retried;
 use settle::Record;
+use table::Table;
 use upload::{BodyBudget, Upload};
 use wish::Wish;
 
@@ -76,6 +81,10 @@ pub struct Caller {
     pub metrics: Arc<Metrics>,
     pub access_log: AccessLog,
     pub bodies: Arc<BodyBudget>,
+    /// The calls in flight.
+    pub table: Table,
+    /// Abandoned calls, to know their retries by.
+    pub retried: Retried,
     /// Lists of models that are fetched at once; they need no slot, so they must not use up the connections.
     pub listings: Arc<tokio::sync::Semaphore>,
     /// Fires at the drain deadline: what still waits or streams is told and ended.
@@ -120,6 +129,8 @@ pub enum ModelIn {
 #[derive(Debug)]
 pub struct Ask {
     pub id: Arc<str>,
+    /// The id that the client chose (`x-tidegate-call`), checked by the front.
+    pub own_id: Option<Arc<str>>,
     pub route: RouteFacts,
     pub method: Method,
     /// Checked by the front: absolute, no dot segments.
@@ -168,7 +179,7 @@ pub struct Prepared {
 ///
 /// Everything that ends a call before its answer begins.
 pub async fn run(caller: &Caller, worker: &Arc<Worker>, ask: Ask) -> Result<Answer, Refused> {
-    let mut record = Box::new(Record::begin(caller, &ask));
+    let mut record = Box::new(Record::begin(caller, worker, &ask));
     match line(caller, worker, ask, &mut record).await {
         Ok(Step::Answered(head, bytes)) => {
             record.settle();
@@ -204,13 +215,13 @@ async fn line(
         generation,
         ..
     } = ask;
-    let patience = Patience::new(gone, caller.cut.clone());
+    let patience = Patience::new(gone, caller.cut.clone()).with_entry(record.entry().cloned());
 
     record.phase(Phase::Body);
     room_for_body(&generation.routes, &headers, record.flow())?;
     let arriving = (&headers, body, downstream.received());
     let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
-    record.received(&received);
+    record.received(&headers, &received);
 
     let peek = look(route, &received).await?;
     let target = find_target(&generation.routes, peek.as_ref())
@@ -245,7 +256,7 @@ async fn line(
     let exchange = match answered {
         Ok(exchange) => exchange,
         Err(rejection) => {
-            aftermath::never_answered(&upstream, held, &rejection, record);
+            aftermath::never_answered(to, held, &rejection, record);
             return Err(rejection);
         }
     };

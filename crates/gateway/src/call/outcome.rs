@@ -5,9 +5,11 @@ use std::time::Duration;
 use tidegate_wire::{PeekError, StreamError};
 
 use super::deadline::Tier;
+use super::table::By;
 
 /// What a call was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Phase {
     Accepted,
     Body,
@@ -21,6 +23,24 @@ pub enum Phase {
 }
 
 impl Phase {
+    const ALL: [Self; 9] = [
+        Self::Accepted,
+        Self::Body,
+        Self::Queued,
+        Self::Pool,
+        Self::Connecting,
+        Self::WaitingHead,
+        Self::WaitingFirstEvent,
+        Self::Streaming,
+        Self::Done,
+    ];
+
+    /// Of its number.
+    pub fn of(number: u8) -> Self {
+        let known = Self::ALL.get(usize::from(number));
+        known.copied().unwrap_or(Self::Done)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
@@ -57,6 +77,8 @@ pub enum Outcome {
     TimedOut,
     /// The gateway refused the call.
     Refused,
+    /// Ended from outside: by the operator, or by the client with the call's id.
+    Stopped,
     /// The gateway shut down.
     Drained,
     /// A defect of ours.
@@ -75,6 +97,7 @@ impl Outcome {
             Self::ClientStalled => "client_stalled",
             Self::TimedOut => "timeout",
             Self::Refused => "refused",
+            Self::Stopped => "stopped",
             Self::Drained => "drained",
             Self::Internal => "internal",
         }
@@ -204,6 +227,10 @@ pub enum Rejection {
     UnexpectedContent {
         what: &'static str,
     },
+    /// Ended from outside.
+    Stopped(By),
+    BadCallId,
+    NoSuchCall,
     /// Nobody is there to be told.
     Gone,
     Internal,
@@ -239,6 +266,9 @@ impl Rejection {
             Self::UpstreamFailed(_) => "error_event",
             Self::AnswerTooLarge { .. } => "answer_too_large",
             Self::UnexpectedContent { .. } => "unexpected_content",
+            Self::Stopped(by) => by.reason(),
+            Self::BadCallId => "bad_call_id",
+            Self::NoSuchCall => "no_such_call",
             Self::Gone => "gone",
             Self::Internal => "internal",
         }
@@ -252,6 +282,7 @@ impl Rejection {
             Self::Truncated => Outcome::UpstreamTruncated,
             Self::UpstreamFailed(_) => Outcome::UpstreamError,
             Self::UnexpectedContent { .. } => Outcome::UnexpectedContentType,
+            Self::Stopped(_) => Outcome::Stopped,
             Self::Gone => Outcome::ClientClosed,
             Self::Draining => Outcome::Drained,
             Self::Internal => Outcome::Internal,

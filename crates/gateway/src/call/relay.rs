@@ -22,6 +22,7 @@ use super::downstream::{Downstream, Reader};
 use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
+use super::table::{By, Entry};
 use crate::signal::Watch;
 use crate::upstream::Upstream;
 
@@ -62,6 +63,8 @@ impl Unstarted {
         let now = Instant::now();
         Relay {
             running: Some(self.running),
+            entry: record.entry().cloned(),
+            stop_armed: false,
             record: Some(record),
             source: self.source,
             state: State::Flowing,
@@ -104,6 +107,10 @@ pub struct Relay {
     downstream: Arc<Downstream>,
     reader: Arc<Reader>,
     cut: Watch,
+    /// Whether it is ended from outside.
+    entry: Option<Arc<Entry>>,
+    /// Its waker is there: a relay lives in one task.
+    stop_armed: bool,
     clock: Clock,
 }
 
@@ -153,6 +160,10 @@ impl Relay {
                 self.give_up(tier);
                 continue;
             }
+            if let Some(by) = self.entry.as_ref().and_then(|entry| entry.stopped()) {
+                self.stop(by);
+                continue;
+            }
             if let Some(bytes) = self.next_ready(now) {
                 return self.hand(bytes, now);
             }
@@ -180,6 +191,16 @@ impl Relay {
             self.record_mut(|r| r.timed_out(tier));
         }
         self.fail(outcome, tier.name(), tier.message(), WorkEnd::Cancelled);
+    }
+
+    fn stop(&mut self, by: By) {
+        self.entry = None;
+        self.fail(
+            Outcome::Stopped,
+            by.reason(),
+            by.message(),
+            WorkEnd::Cancelled,
+        );
     }
 
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
@@ -259,7 +280,7 @@ impl Relay {
         let Some(record) = &mut self.record else {
             return;
         };
-        record.meter.see(facts);
+        record.see(facts);
         record.malformed(facts.malformed);
         if facts.content {
             record.first_token();
@@ -358,6 +379,13 @@ impl Relay {
         self.clock.waiting_since.get_or_insert(now);
         if self.cut.poll_raised(cx) {
             self.give_up(Tier::Drain);
+            return Poll::Ready(Step::Again);
+        }
+        if !std::mem::replace(&mut self.stop_armed, true)
+            && let Some(entry) = &self.entry
+            && let Poll::Ready(by) = entry.poll_stop(cx)
+        {
+            self.stop(by);
             return Poll::Ready(Step::Again);
         }
         if let Some(sleep) = self.clock.sleep.as_mut().filter(|_| waits_already) {
@@ -477,6 +505,12 @@ impl Relay {
         };
         record.outcome(outcome, Some(reason));
         record.wait_ended(WaitEnd::Failed);
+        if reason == By::Client.reason() {
+            // It has left, and said so: the contract decides over the rest.
+            let source = std::mem::replace(&mut self.source, Source::nothing());
+            aftermath::client_left(running, source, record, false);
+            return;
+        }
         if work == WorkEnd::Cancelled {
             aftermath::cancel(running, &mut record);
         } else {
@@ -495,6 +529,7 @@ impl Relay {
         let id = self.record.as_ref().map(|record| Arc::clone(record.id()));
         let (kind, anthropic_kind) = match outcome {
             Outcome::TimedOut => ("timeout_error", "timeout_error"),
+            Outcome::Stopped => ("call_stopped", "api_error"),
             Outcome::Drained => ("service_unavailable", "overloaded_error"),
             _ => ("upstream_error", "api_error"),
         };

@@ -4,20 +4,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::Method;
-use tidegate_wire::{Dialect, Peek, UsageSource};
+use http::{HeaderMap, Method};
+use tidegate_wire::{Dialect, Facts, Peek, UsageSource};
 use tokio::time::Instant;
 
 use super::attendance::Attendance;
 use super::contract::Bound;
 use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
+use super::retried::{Mark, Retried};
+use super::table::{By, Entry, Listed, State};
 use super::upload::Upload;
-use super::{Ask, Caller, ModelIn, RouteFacts, aftermath};
+use super::waste::{self, Waste};
+use super::{Ask, Caller, Generation, ModelIn, RouteFacts, Worker, aftermath};
 use crate::auth::Principal;
 use crate::telemetry::access_log::{AccessLog, Line, Times};
 use crate::telemetry::metrics::{
     BoundLabels, CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel,
-    UpstreamMetrics,
+    UpstreamMetrics, WasteLabels, WastedTokenLabels,
 };
 use crate::upstream::route::Target;
 use crate::usage::{Meter, Settled};
@@ -32,6 +35,8 @@ pub struct Record {
     /// The upstream's own families, once the call is routed.
     upstream: Option<Arc<UpstreamMetrics>>,
     log: AccessLog,
+    /// Its place among the calls in flight, until its slot is given back.
+    listed: Option<Listed>,
     began: Instant,
     began_at: SystemTime,
     who: Who,
@@ -53,6 +58,15 @@ pub struct Record {
     attempts: u32,
     request_bytes: u64,
     response_bytes: u64,
+    /// How long the slot is kept after the exchange.
+    kept: Duration,
+    retried: Retried,
+    /// What its retry would be known by.
+    mark: Option<Mark>,
+    /// The abandoned call that this one tries again.
+    retry_of: Option<Arc<str>>,
+    /// What its model is called in the configuration, and what that costs.
+    generation: Option<Arc<Generation>>,
     settled: bool,
 }
 
@@ -86,7 +100,7 @@ fn shown(text: &str) -> &str {
 }
 
 impl Record {
-    pub fn begin(caller: &Caller, ask: &Ask) -> Self {
+    pub fn begin(caller: &Caller, worker: &Worker, ask: &Ask) -> Self {
         let path = ask.path_and_query.path();
         let retry = ask
             .headers
@@ -102,7 +116,12 @@ impl Record {
             client_retry: retry,
             generation: ask.generation.number,
         };
-        Self::new(caller, caller.access_log.clone(), who)
+        let mut record = Self::new(caller, caller.access_log.clone(), who);
+        let is = (&ask.principal, ask.route.name);
+        let own_id = ask.own_id.clone();
+        record.generation = Some(Arc::clone(&ask.generation));
+        record.listed = Some(caller.table.begin(worker.id, &ask.id, own_id, is));
+        record
     }
 
     fn new(caller: &Caller, log: AccessLog, who: Who) -> Self {
@@ -111,6 +130,7 @@ impl Record {
             metrics: Arc::clone(&caller.metrics),
             upstream: None,
             log,
+            listed: None,
             began: now,
             began_at: SystemTime::now(),
             who,
@@ -131,6 +151,11 @@ impl Record {
             attempts: 0,
             request_bytes: 0,
             response_bytes: 0,
+            kept: Duration::ZERO,
+            retried: caller.retried.clone(),
+            mark: None,
+            retry_of: None,
+            generation: None,
             settled: false,
         }
     }
@@ -214,14 +239,66 @@ impl Record {
         }
         self.phase = phase;
         self.phase_since = now;
+        if phase == Phase::Queued {
+            self.times.queued_ms = Some(now.duration_since(self.began));
+        }
+        if let Some(listed) = &self.listed {
+            listed.entry().phase(phase);
+        }
     }
 
-    pub fn received(&mut self, upload: &Upload) {
+    /// The call as it can be seen and ended from outside.
+    pub fn entry(&self) -> Option<&Arc<Entry>> {
+        self.listed.as_ref().map(Listed::entry)
+    }
+
+    /// The place in the table goes with what is left of the call.
+    pub fn hand_over_place(&mut self) -> Option<Listed> {
+        self.listed.take()
+    }
+
+    /// The operator wants all of it to end.
+    pub fn is_killed(&self) -> bool {
+        let stopped = self.entry().and_then(|entry| entry.stopped());
+        stopped == Some(By::Operator)
+    }
+
+    /// Looks at what came.
+    pub fn see(&mut self, facts: &Facts) {
+        self.meter.see(facts);
+        self.show_tokens();
+    }
+
+    pub fn show_tokens(&self) {
+        if let Some(entry) = self.entry() {
+            entry.tokens(self.meter.deltas());
+        }
+    }
+
+    /// The request is here: what its retry would be known by is, too, and whether it is one itself.
+    pub fn received(&mut self, headers: &HeaderMap, upload: &Upload) {
         self.request_bytes = upload.len();
+        let who = &self.who;
+        self.mark = Mark::of(headers, &who.principal, &who.path, upload);
+        self.retry_of = self.mark.and_then(|mark| self.retried.first(mark));
+        self.times.received_ms = Some(self.elapsed());
+    }
+
+    /// The slot is kept for so long after the exchange.
+    pub fn keeps(&mut self, kept: Duration) {
+        self.kept = kept;
     }
 
     pub fn routed(&mut self, target: &Target<'_>, peek: Option<&Peek>) {
         self.upstream = Some(Arc::clone(&target.upstream.families));
+        if let Some(entry) = self.entry() {
+            entry.learn(|facts| {
+                let model = peek.and_then(|peek| peek.model.as_deref());
+                facts.model = model.map(|model| shown(model).into());
+                facts.upstream = Some(Arc::clone(&target.upstream.name));
+                facts.contract = target.upstream.settings.abandon.contract.name();
+            });
+        }
         if let Some(peek) = peek {
             self.model = peek.model.as_deref().map(|m| shown(m).to_owned());
             self.stream = peek.stream;
@@ -243,6 +320,9 @@ impl Record {
     pub fn attempt(&mut self, endpoint: &Arc<str>) {
         self.attempts += 1;
         self.endpoint = Some(Arc::clone(endpoint));
+        if let Some(entry) = self.entry() {
+            entry.learn(|facts| facts.endpoint = Some(Arc::clone(endpoint)));
+        }
     }
 
     /// The request goes out, now that [`Phase::WaitingHead`] has begun.
@@ -329,6 +409,10 @@ impl Record {
     fn wait_ended_after(&mut self, why: WaitEnd, after: Duration) {
         if self.wait.is_none() {
             self.meter.left();
+            if let (WaitEnd::Left | WaitEnd::Stalled, Some(entry)) = (why, self.entry()) {
+                entry.left(after);
+                entry.state(State::Abandoned);
+            }
             self.wait = Some((why, after, self.phase));
         }
     }
@@ -384,6 +468,15 @@ impl Record {
         }
         let used = self.meter.settle();
         self.count(outcome, (wait, phase), waited, &used);
+        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
+        let waste = work.filter(|_| left).map(|(work, ended)| {
+            let waste = self.waste(work, (waited, ended), &used);
+            self.count_waste(&waste);
+            waste
+        });
+        if let (true, Some(mark)) = (left, self.mark) {
+            self.retried.abandoned(mark, &self.who.id);
+        }
         if !self.log.is_on() {
             return;
         }
@@ -409,6 +502,13 @@ impl Record {
             work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
             work_ended_ms: work.map(|(_, at)| at),
             overrun: self.overrun.map(Bound::name),
+            slot_kept_ms: (!self.kept.is_zero()).then_some(self.kept),
+            wasted_tokens: waste.and_then(|(waste, _)| waste.tokens),
+            waste: waste.map(|(waste, _)| waste.known.name()),
+            wasted_ms: waste.map(|(waste, _)| waste.time),
+            wasted_money: waste.and_then(|(_, money)| money),
+            retry_of: self.retry_of.as_deref(),
+            settled_ms: self.elapsed(),
             times: self.times,
             attempts: self.attempts,
             client_retry: who.client_retry,
@@ -420,6 +520,65 @@ impl Record {
             usage: used.source.as_str(),
             generation: who.generation,
         });
+    }
+
+    /// What was spent since the client left, and what that costs where its price is known.
+    fn waste(
+        &self,
+        work: WorkEnd,
+        (left, ended): (Duration, Duration),
+        used: &Settled,
+    ) -> (Waste, Option<f64>) {
+        let waste = waste::Ended {
+            work,
+            left,
+            ended,
+            kept: self.kept,
+            first_token: self.times.first_token_ms,
+            before: self.meter.deltas() - self.meter.since_left(),
+            after: self.meter.since_left(),
+            output: used.usage.output,
+            source: used.source,
+        }
+        .waste();
+        let price = self.generation.as_ref().and_then(|generation| {
+            let prices = &generation.config.prices;
+            let named = self.model.as_deref().and_then(|model| prices.get(model));
+            named.or_else(|| prices.get(&self.listed_model()))
+        });
+        let money = price.zip(waste.tokens);
+        let money = money.map(|(price, tokens)| price.output * tokens as f64 / 1e6);
+        (waste, money)
+    }
+
+    /// The model as the configuration lists it: a bounded set of names.
+    fn listed_model(&self) -> String {
+        let listed = self.generation.as_ref().zip(self.model.as_deref());
+        listed
+            .and_then(|(generation, model)| generation.routes.listed(model))
+            .unwrap_or_else(|| "other".to_owned())
+    }
+
+    fn count_waste(&self, (waste, money): &(Waste, Option<f64>)) {
+        let labels = WasteLabels {
+            upstream: self.upstream_name(),
+            model: self.listed_model(),
+            key: self.who.principal.name().to_owned(),
+        };
+        let time = waste.time.as_secs_f64();
+        let metrics = &self.metrics;
+        metrics.wasted_seconds.get_or_create(&labels).inc_by(time);
+        if let Some(money) = money {
+            metrics.wasted_money.get_or_create(&labels).inc_by(*money);
+        }
+        let labels = WastedTokenLabels {
+            upstream: labels.upstream,
+            model: labels.model,
+            key: labels.key,
+            source: waste.known.name(),
+        };
+        let tokens = waste.tokens.unwrap_or(0);
+        metrics.wasted_tokens.get_or_create(&labels).inc_by(tokens);
     }
 
     fn count(
@@ -445,6 +604,12 @@ impl Record {
                 phase: phase.name(),
             };
             self.metrics.disconnects.get_or_create(&labels).inc();
+        }
+        if self.retry_of.is_some() {
+            let labels = UpstreamLabel {
+                upstream: self.upstream_name(),
+            };
+            self.metrics.abandoned_retries.get_or_create(&labels).inc();
         }
         if let Some(bound) = self.overrun {
             let labels = BoundLabels {

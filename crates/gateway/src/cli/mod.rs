@@ -12,9 +12,11 @@ use tidegate_rig::cli as rig;
 
 use crate::config::{self, Sources, keys};
 
+pub mod admin;
 pub mod demo;
 pub mod health;
 pub mod probe;
+pub mod report;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +41,9 @@ pub enum Command {
     Schema,
     HashKey(HashKey),
     Health(Health),
+    Calls(admin::Calls),
+    Kill(admin::Kill),
+    Report(report::Report),
     /// One of the judge's.
     Rig(rig::Command),
     Probe(Box<probe::Probe>),
@@ -92,6 +97,15 @@ enum Verb {
     /// Find out what a model server does when its clients leave
     #[command(after_help = probe::HELP)]
     Probe(probe::ProbeArgs),
+    /// Show the calls in flight, those of clients that have left among them
+    #[command(after_help = CALLS_HELP)]
+    Calls(admin::Calls),
+    /// End a call, or all calls of an upstream, and free their slots
+    #[command(after_help = KILL_HELP)]
+    Kill(admin::Kill),
+    /// Sum up an access log: what was generated for clients that had left, by model, upstream and key
+    #[command(after_help = REPORT_HELP)]
+    Report(report::Report),
     /// Serve scripted answers like a model server, and count what really happens
     #[command(after_help = rig::FAKE_HELP)]
     FakeUpstream(Box<rig::FakeArgs>),
@@ -143,6 +157,28 @@ Examples:
   tidegate health --admin 127.0.0.1:9091
 
 For images that have neither a shell nor curl. Exit codes: 0 it answers, 1 it does not.";
+const CALLS_HELP: &str = "\
+Examples:
+  tidegate calls
+  tidegate calls --admin 127.0.0.1:9090 --json
+
+LEFT is the time since the client left; STATE is attended, abandoned (it runs on for nobody) or lingering (the exchange is over,
+the slot is kept).";
+
+const KILL_HELP: &str = "\
+Examples:
+  tidegate kill req_0123456789abcdef0123456789abcdef
+  tidegate kill --upstream gpu
+
+The client, if it is still there, gets an error that SDKs do not try again.";
+
+const REPORT_HELP: &str = "\
+Examples:
+  tidegate report access.log
+  journalctl -u tidegate -o cat | tidegate report --json
+
+WASTED counts output tokens after the client had left; UNKNOWN, the abandoned calls of which nobody knows. MONEY is the price of
+the wasted tokens, where [prices] says what the model costs.";
 
 /// The sources of a configuration. Values are texts here and are checked with the rest of the configuration.
 #[derive(Clone, Debug, Default, Args)]
@@ -234,6 +270,9 @@ pub fn parse(
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
         Verb::Health(health) => Command::Health(health),
         Verb::Probe(args) => Command::Probe(Box::new(args.read(&sources)?)),
+        Verb::Calls(calls) => Command::Calls(calls),
+        Verb::Kill(kill) => Command::Kill(kill),
+        Verb::Report(report) => Command::Report(report),
         Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
         Verb::Storm(args) => Command::Rig(rig::Command::Storm(args)),
     })

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use super::file;
 use super::findings::Findings;
 use super::units::{Size, Time};
-use super::{Abandon, Confirm, Contract, Kind, Upstream};
+use super::{Abandon, Contract, Kind, Upstream};
 
 /// Bytes that may be read for nobody.
 const BYTES: Size = Size::mib(16);
@@ -21,7 +21,6 @@ impl Abandon {
             tokens: None,
             at_once: half(slots).get(),
             per_key: None,
-            confirm: Confirm::Off,
         }
     }
 }
@@ -48,7 +47,6 @@ pub(super) fn build(
         tokens: bounds.tokens.map(u64::from),
         at_once: bounds.at_once.unwrap_or(default.at_once),
         per_key: bounds.per_key.or(share),
-        confirm: bounds.confirm.unwrap_or(default.confirm),
     };
     check(&built, upstream, path, findings);
     built
@@ -57,17 +55,9 @@ pub(super) fn build(
 /// Refuses what was written and could never act.
 fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findings) {
     let drains = built.contract == Contract::Drain;
-    let confirms = built.confirm != Confirm::Off;
-    let contract = match built.contract {
-        Contract::Cancel => "cancel",
-        Contract::Drain => "drain",
-        Contract::Linger => "linger",
-    };
+    let contract = built.contract.name();
     for (name, acts) in [
-        (
-            "time",
-            drains || confirms || built.contract == Contract::Linger,
-        ),
+        ("time", drains || built.contract == Contract::Linger),
         ("bytes", drains),
         ("tokens", drains),
         ("at_once", drains),
@@ -95,14 +85,6 @@ fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findin
                 "say it with abandon.time ({} now), or write on_abandon = \"cancel\"",
                 Time(built.time)
             ),
-        );
-    }
-    let confirm = format!("{path}.abandon.confirm");
-    if confirms && built.contract == Contract::Drain {
-        findings.wrong(
-            &confirm,
-            "has nothing to confirm where on_abandon is \"drain\": the answer's own end is the proof",
-            "leave it out, or write on_abandon = \"cancel\"",
         );
     }
     let slots = upstream.slots.get();

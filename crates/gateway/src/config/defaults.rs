@@ -17,6 +17,7 @@ impl Config {
             limits: Limits::default(),
             cors: Cors::default(),
             log: Log::default(),
+            prices: std::collections::BTreeMap::new(),
             keys: Vec::new(),
             upstreams: vec![Upstream::new(
                 upstreams::ONLY,

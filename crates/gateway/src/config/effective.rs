@@ -14,7 +14,7 @@ use super::tree::join;
 use super::units::{Size, Time, TimeOrOff};
 use super::upstreams::TIERS;
 use super::{
-    Abandon, Admin, ClientKey, Config, Confirm, Contract, Cors, Kind, Limits, Loaded, Log, Pool,
+    Abandon, Admin, ClientKey, Config, Contract, Cors, Kind, Limits, Loaded, Log, Pool, Price,
     Server, ServerTls, Timeouts, Upstream, UpstreamTls,
 };
 
@@ -26,6 +26,7 @@ pub fn toml(loaded: &Loaded) -> String {
         limits,
         cors,
         log,
+        prices,
         keys,
         upstreams,
         default_upstream,
@@ -65,6 +66,13 @@ pub fn toml(loaded: &Loaded) -> String {
     page.line("format", "log.format", name(format));
     page.line("level", "log.level", name(level));
     page.line("access", "log.access", access);
+    if !prices.is_empty() {
+        page.section("[prices]");
+    }
+    for (model, Price { input, output }) in prices {
+        let price = quoted(format!("{input}/{output}"));
+        page.line(&quoted(model), &join("prices", model), price);
+    }
     for (index, ClientKey { name, sha256: _ }) in keys.iter().enumerate() {
         page.section("[[keys]]");
         page.line("name", &format!("keys[{index}].name"), quoted(name));
@@ -295,11 +303,9 @@ impl Page<'_> {
             tokens,
             at_once,
             per_key,
-            confirm,
         } = abandon;
         self.section("[upstreams.abandon]");
-        let confirms = *confirm != Confirm::Off;
-        if *contract != Contract::Cancel || confirms {
+        if *contract != Contract::Cancel {
             self.of_kind(kind, "time", &at("time"), time(*longest));
         }
         if *contract == Contract::Drain {
@@ -313,7 +319,6 @@ impl Page<'_> {
         if let Some(per_key) = per_key {
             self.line("per_key", &at("per_key"), per_key);
         }
-        self.line("confirm", &at("confirm"), name(confirm));
     }
 
     fn pool(&mut self, kind: Kind, pool: &Pool, path: &str) {

@@ -13,9 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{Size, Time, TimeOrOff};
-use super::{
-    AuthStyle, Confirm, Contract, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels,
-};
+use super::{AuthStyle, Contract, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels};
 
 /// The configuration file of Tidegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -39,6 +37,9 @@ pub struct File {
     pub cors: Cors,
     /// What is written to standard output and standard error.
     pub log: Log,
+    /// What models cost, for the sums of waste: name = `"INPUT/OUTPUT"`, the prices of a million tokens of each, in a currency of your
+    /// choice: `"2.50/10"`. Names or patterns as in `models`.
+    pub prices: BTreeMap<String, String>,
     /// Client keys. None: every caller is `anonymous`, and only a loopback address is served.
     pub keys: Vec<Key>,
     /// Named pools of model servers. At least one.
@@ -258,9 +259,6 @@ pub struct Abandon {
     /// all. Default: half of `slots` where there are several keys, else no bound.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub per_key: Option<NonZeroUsize>,
-    /// Ask the server what it is running while a slot is held for nobody: the slot is given back as soon as the server has ended, and
-    /// not before. At the latest after `time`.
-    pub confirm: Option<Confirm>,
 }
 
 /// Limits of waits for one upstream. Default of each: the value in `[timeouts]`.

@@ -47,11 +47,10 @@ pub enum Contract {
 }
 
 /// How a server shows what it is really running.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Confirm {
-    /// The slot is given back when its time is up.
-    Off,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// Not at all, as far as is known.
+    Nothing,
     /// `vllm:num_requests_running` and `vllm:num_requests_waiting` at `/metrics`.
     VllmMetrics,
     /// `is_processing` at `/slots`.
@@ -107,7 +106,7 @@ pub struct Row {
     pub health: Option<&'static str>,
     /// It closes a connection that is idle for so long.
     pub idle: Option<Duration>,
-    pub shows: Confirm,
+    pub shows: Shows,
     pub quirks: &'static [Quirk],
     pub known: Known,
 }
@@ -133,7 +132,7 @@ const PLAIN: Row = Row {
     auth: AuthStyle::Bearer,
     health: None,
     idle: None,
-    shows: Confirm::Off,
+    shows: Shows::Nothing,
     quirks: &[],
     known: Known::Assumed("nothing is known: it is taken to stop when it is closed"),
 };
@@ -152,7 +151,7 @@ pub const ROWS: [Row; 15] = [
         ask_usage: true,
         health: Some("/health"),
         idle: Some(millis(4800)),
-        shows: Confirm::VllmMetrics,
+        shows: Shows::VllmMetrics,
         quirks: &[Quirk::FinishesItsStep, Quirk::OverloadSaysNoTime],
         known: Known::Measured(
             "0.32.0 on CPU: 35 to 232 ms after a close, in prefill after the running step",
@@ -178,7 +177,7 @@ pub const ROWS: [Row; 15] = [
         ask_usage: true,
         health: Some("/health"),
         idle: Some(millis(4700)),
-        shows: Confirm::LlamaSlots,
+        shows: Shows::LlamaSlots,
         quirks: &[
             Quirk::WholeRunsOnUnderTraffic,
             Quirk::LaunchesWhatLeftItsQueue,
@@ -326,6 +325,17 @@ fn kind_of(host: &str) -> Kind {
         .map_or(Kind::Other, |row| row.kind)
 }
 
+impl Contract {
+    /// As in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cancel => "cancel",
+            Self::Drain => "drain",
+            Self::Linger => "linger",
+        }
+    }
+}
+
 impl Row {
     /// How long an idle connection is kept: shorter than the server keeps it.
     pub fn pool_idle(&self) -> Duration {
@@ -402,18 +412,14 @@ mod tests {
         use std::fmt::Write as _;
         let mut page = include_str!("tests/kinds.head.md").to_owned();
         for row in &ROWS {
-            let contract = match row.on_abandon {
-                Contract::Cancel => "cancel",
-                Contract::Drain => "drain",
-                Contract::Linger => "linger",
-            };
+            let contract = row.on_abandon.name();
             let idle = row
                 .idle
                 .map_or_else(String::new, |idle| Time(idle).to_string());
             let shows = match row.shows {
-                Confirm::Off => "",
-                Confirm::VllmMetrics => "`vllm-metrics`",
-                Confirm::LlamaSlots => "`llama-slots`",
+                Shows::Nothing => "",
+                Shows::VllmMetrics => "`vllm:num_requests_running`",
+                Shows::LlamaSlots => "`/slots`",
             };
             let yes = |yes: bool| if yes { "yes" } else { "" };
             let health = row.health.map_or(String::new(), |path| format!("`{path}`"));

@@ -13,7 +13,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use kinds::{Confirm, Contract, Kind};
+pub use kinds::{Contract, Kind};
 pub use load::{Loaded, load, parse};
 pub use mistake::{Mistake, Mistakes, Place, Warning};
 pub use secret::Secret;
@@ -49,6 +49,8 @@ pub struct Config {
     pub limits: Limits,
     pub cors: Cors,
     pub log: Log,
+    /// By model, as it is named by clients or listed in `models`.
+    pub prices: BTreeMap<String, Price>,
     /// Empty: no client keys, every caller is the principal `anonymous`.
     pub keys: Vec<ClientKey>,
     /// At least one; the order is the order of the file.
@@ -162,6 +164,13 @@ pub enum Level {
     Trace,
 }
 
+/// What a million tokens cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Price {
+    pub input: f64,
+    pub output: f64,
+}
+
 /// A client key: its name (the principal, appears in logs and metrics) and the SHA-256 of the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientKey {
@@ -225,8 +234,6 @@ pub struct Abandon {
     pub at_once: usize,
     /// The most abandoned calls of one key before its next ones wait. `None`: no bound.
     pub per_key: Option<NonZeroUsize>,
-    /// How the end of the work is confirmed, so that the slot is given back sooner, or kept until it is.
-    pub confirm: Confirm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,5 +1,6 @@
 //! From what is written to what is ready to use, with every mistake that spans more than one value.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::thread;
@@ -9,8 +10,9 @@ use super::file;
 use super::findings::Findings;
 use super::keys;
 use super::sources::Sources;
-use super::units::{Size, Time};
-use super::{Admin, Config, Cors, Limits, Log, Server, ServerTls, Timeouts};
+use super::tree::join;
+use super::units::{Size, Time, shown};
+use super::{Admin, Config, Cors, Limits, Log, Price, Server, ServerTls, Timeouts};
 use super::{routes, upstreams};
 
 /// Builds the configuration. What is wrong is added to `findings`; the result is only good if nothing was.
@@ -29,6 +31,7 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
         limits: limits(&file.limits, findings),
         cors: cors(&file.cors, findings),
         log: Log::from(&file.log),
+        prices: prices(&file.prices, findings),
         unknown_models: file
             .unknown_models
             .unwrap_or_else(|| routes::unknown_models(&upstreams)),
@@ -272,6 +275,33 @@ pub(super) fn check_tiers(
             "no byte at all is also no event, so idle always ends the call first",
         );
     }
+}
+
+fn prices(written: &BTreeMap<String, String>, findings: &mut Findings) -> BTreeMap<String, Price> {
+    let mut prices = BTreeMap::new();
+    for (model, text) in written {
+        match price(text) {
+            Some(price) => drop(prices.insert(model.clone(), price)),
+            None => findings.wrong(
+                &join("prices", model),
+                format!("{} is not a price", shown(text)),
+                "write the prices of a million tokens of input and output: \"2.50/10\"",
+            ),
+        }
+    }
+    prices
+}
+
+fn price(text: &str) -> Option<Price> {
+    let number = |text: &str| {
+        let number: f64 = text.trim().parse().ok()?;
+        (number.is_finite() && (0.0..=1e9).contains(&number)).then_some(number)
+    };
+    let (input, output) = text.split_once('/')?;
+    Some(Price {
+        input: number(input)?,
+        output: number(output)?,
+    })
 }
 
 fn cors(written: &file::Cors, findings: &mut Findings) -> Cors {

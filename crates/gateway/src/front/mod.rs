@@ -7,11 +7,12 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use tidegate_wire::Dialect;
 
-use crate::auth::Denied;
+use crate::auth::{Denied, Principal};
 use crate::call::body::OutBody;
 use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::call::handover::{Gone, Handover};
 use crate::call::settle::{Edge, Record};
+use crate::call::table::{By, Entry};
 use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
 use crate::telemetry::metrics::ReasonLabel;
 
@@ -24,6 +25,8 @@ use route::{Place, Route};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// The client's own id of its call.
+const X_TIDEGATE_CALL: HeaderName = HeaderName::from_static("x-tidegate-call");
 /// Our own id, where the upstream gave the request another.
 const X_TIDEGATE_ID: HeaderName = HeaderName::from_static("x-tidegate-id");
 
@@ -140,6 +143,7 @@ impl Front {
             path_and_query,
         } = place;
         let route = match route {
+            Route::Cancel => return self.cancel(path_and_query.path(), &principal),
             Route::Call(route) => route,
             Route::Models => return self.models(None, &request, generation, &arrival.gone).await,
             Route::Model(id) => {
@@ -147,9 +151,11 @@ impl Front {
                 return self.models(id, &request, generation, &arrival.gone).await;
             }
         };
+        let own_id = own_id(request.headers())?;
         let (parts, body) = request.into_parts();
         let ask = Ask {
             id: arrival.id,
+            own_id,
             route,
             method: parts.method,
             path_and_query,
@@ -203,6 +209,23 @@ impl Front {
         }
     }
 
+    /// Ends the calls of this key that have this id: the one that the gateway gave, or the one that the client chose. Whether another
+    /// key has such a call is not told.
+    fn cancel(&self, path: &str, principal: &Principal) -> Result<Response<OutBody>, Rejection> {
+        let id = route::cancelled_call(path).unwrap_or_default();
+        let meant = |entry: &Entry| {
+            let named = *entry.id == *id || entry.own_id.as_deref() == Some(id);
+            named && entry.principal == *principal && entry.is_attended()
+        };
+        match self.caller.table.stop(By::Client, meant) {
+            0 => Err(Rejection::NoSuchCall),
+            cancelled => {
+                let body = serde_json::json!({"id": id, "cancelled": cancelled});
+                Ok(json(StatusCode::OK, body.to_string().into()))
+            }
+        }
+    }
+
     /// Answers a request that never became a call; it leaves a line all the same, since somebody will ask for it by its id.
     fn turn_away(
         &self,
@@ -250,6 +273,19 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Rejection> {
 /// On paths that both families share, this field tells which one asks.
 fn is_anthropic(headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version")
+}
+
+/// The id that the client chose for its call, to end it by.
+fn own_id(headers: &HeaderMap) -> Result<Option<Arc<str>>, Rejection> {
+    let Some(value) = headers.get(X_TIDEGATE_CALL) else {
+        return Ok(None);
+    };
+    let valid = |id: &&str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
+        (1..=64).contains(&id.len()) && id.bytes().all(plain)
+    };
+    let id = value.to_str().ok().filter(valid);
+    id.map(|id| Some(id.into())).ok_or(Rejection::BadCallId)
 }
 
 /// What comes with a request besides itself.

@@ -41,7 +41,10 @@ fn sort(rejection: &Rejection) -> Sort {
         Rejection::BodyTooLarge { .. } => {
             (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large")
         }
-        Rejection::UnknownModel(_) | Rejection::NotFound => {
+        Rejection::BadCallId => (StatusCode::BAD_REQUEST, INVALID, INVALID),
+        // Not one of those that SDKs try again: it would begin anew what somebody has ended.
+        Rejection::Stopped(_) => (StatusCode::GONE, "call_stopped", "api_error"),
+        Rejection::UnknownModel(_) | Rejection::NotFound | Rejection::NoSuchCall => {
             (StatusCode::NOT_FOUND, INVALID, "not_found_error")
         }
         Rejection::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, INVALID),
@@ -168,6 +171,9 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::UpstreamFailed(error) => format!("the model server failed in the middle of its answer: {}", error.message).into(),
         Rejection::AnswerTooLarge { limit } => format!("the model server's answer is longer than {limit} bytes; ask with `\"stream\": true`, or raise limits.assembled").into(),
         Rejection::UnexpectedContent { what } => format!("the model server sent {what}").into(),
+        Rejection::Stopped(by) => by.message().into(),
+        Rejection::BadCallId => "x-tidegate-call cannot be used: send 1 to 64 letters, digits and - _ . :".into(),
+        Rejection::NoSuchCall => "no call of this key with this id is running".into(),
         Rejection::Gone => "the client has gone".into(),
         Rejection::Internal => "the gateway failed; this is a defect, please report it with the request id".into(),
     }
@@ -179,6 +185,7 @@ fn started(rejection: &Rejection) -> bool {
         rejection,
         Rejection::Broken
             | Rejection::Truncated
+            | Rejection::Stopped(_)
             | Rejection::UpstreamFailed(_)
             | Rejection::AnswerTooLarge { .. }
             | Rejection::UnexpectedContent { .. }

@@ -16,6 +16,8 @@ pub enum Route {
     Models,
     /// One of them, by the name that clients use.
     Model(String),
+    /// The end of a call by its id.
+    Cancel,
 }
 
 /// A route found.
@@ -97,7 +99,7 @@ impl Place {
     pub fn dialect(&self) -> Dialect {
         match &self.route {
             Route::Call(facts) => facts.dialect,
-            Route::Models | Route::Model(_) => Dialect::OpenAi,
+            Route::Models | Route::Model(_) | Route::Cancel => Dialect::OpenAi,
         }
     }
 }
@@ -148,6 +150,15 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
             })
         };
     }
+    if cancelled_call(path).is_some() {
+        return if method == Method::POST {
+            Ok(Place::new(Route::Cancel, uri))
+        } else {
+            misrouted(Rejection::MethodNotAllowed {
+                allow: "POST, OPTIONS",
+            })
+        };
+    }
     if path.starts_with("/v1/") && method != Method::CONNECT && method != Method::TRACE {
         return Ok(Place::new(Route::Call(pass(dialect)), uri));
     }
@@ -167,6 +178,12 @@ fn decoded(name: &str) -> Option<String> {
     }
     let name = String::from_utf8(bytes).ok()?;
     (!name.chars().any(char::is_control)).then_some(name)
+}
+
+/// The id in `/v1/calls/{id}/cancel`.
+pub fn cancelled_call(path: &str) -> Option<&str> {
+    let id = path.strip_prefix("/v1/calls/")?.strip_suffix("/cancel")?;
+    (!id.contains('/')).then_some(id)
 }
 
 fn family(path: &str) -> Dialect {

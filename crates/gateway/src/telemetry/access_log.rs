@@ -47,6 +47,18 @@ pub struct Line<'a> {
     pub work_ended_ms: Option<Duration>,
     /// The bound of `[upstreams.abandon]` at which a drain became a cancel.
     pub overrun: Option<&'static str>,
+    /// How long the slot is kept after the exchange was closed.
+    pub slot_kept_ms: Option<Duration>,
+    /// Output tokens generated after the client had left.
+    pub wasted_tokens: Option<u64>,
+    /// How that number is known.
+    pub waste: Option<&'static str>,
+    pub wasted_ms: Option<Duration>,
+    /// In the currency of `[prices]`.
+    pub wasted_money: Option<f64>,
+    /// The id of the abandoned call that this one tries again.
+    pub retry_of: Option<&'a str>,
+    pub settled_ms: Duration,
     pub times: Times,
     /// Connections tried; 0 if the upstream was never touched.
     pub attempts: u32,
@@ -65,6 +77,8 @@ pub struct Line<'a> {
 /// The moments between the ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
+    pub received_ms: Option<Duration>,
+    pub queued_ms: Option<Duration>,
     pub admitted_ms: Option<Duration>,
     pub sent_ms: Option<Duration>,
     pub head_ms: Option<Duration>,
@@ -77,8 +91,8 @@ impl Line<'_> {
     fn write(&self, out: &mut Vec<u8>) {
         json::object!(out, self, {
             time, id, principal, peer, method, path, dialect, model, stream, upstream, endpoint, status, outcome, reason, phase,
-            wait_end, wait_ended_ms, work_end, work_ended_ms, overrun,
-            times: Times { admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
+            wait_end, wait_ended_ms, work_end, work_ended_ms, overrun, slot_kept_ms, wasted_tokens, waste, wasted_ms, wasted_money, retry_of, settled_ms,
+            times: Times { received_ms, queued_ms, admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
             attempts, client_retry, request_bytes, response_bytes, events, input_tokens, output_tokens, usage, generation
         });
     }
@@ -176,6 +190,13 @@ mod tests {
             work_end: "complete",
             work_ended_ms: None,
             overrun: None,
+            slot_kept_ms: None,
+            wasted_tokens: None,
+            waste: None,
+            wasted_ms: None,
+            wasted_money: None,
+            retry_of: None,
+            settled_ms: Duration::ZERO,
             times: Times {
                 head_ms: Some(Duration::from_millis(7)),
                 ..Times::default()

@@ -91,6 +91,17 @@ macro_rules! whole_numbers {
 }
 whole_numbers!(u16 u32 u64);
 
+/// Finite; anything else is no JSON.
+impl Value for f64 {
+    fn is_absent(&self) -> bool {
+        !self.is_finite()
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let _ = write!(out, "{self}");
+    }
+}
+
 /// Milliseconds with three digits behind the point.
 impl Value for Duration {
     fn write(&self, out: &mut Vec<u8>) {

@@ -27,6 +27,8 @@ fn seconds() -> Histogram {
 }
 
 type Seconds = fn() -> Histogram;
+/// A sum of what is no whole number.
+type Sum = Counter<f64, std::sync::atomic::AtomicU64>;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct CallLabels {
@@ -69,6 +71,22 @@ pub struct BoundLabels {
     pub bound: &'static str,
 }
 
+/// `model`: as the configuration lists it, else `other`. `key`: the name of a client key.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WasteLabels {
+    pub upstream: Arc<str>,
+    pub model: String,
+    pub key: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WastedTokenLabels {
+    pub upstream: Arc<str>,
+    pub model: String,
+    pub key: String,
+    pub source: &'static str,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct TokenLabels {
     pub upstream: Arc<str>,
@@ -107,6 +125,10 @@ pub struct Metrics {
     pub timeouts: Family<TierLabels, Counter>,
     pub disconnects: Family<PhaseLabels, Counter>,
     pub overruns: Family<BoundLabels, Counter>,
+    pub abandoned_retries: Family<UpstreamLabel, Counter>,
+    pub wasted_tokens: Family<WastedTokenLabels, Counter>,
+    pub wasted_seconds: Family<WasteLabels, Sum>,
+    pub wasted_money: Family<WasteLabels, Sum>,
     pub retries: Family<UpstreamReason, Counter>,
     pub call_seconds: Family<UpstreamLabel, Histogram, Seconds>,
     pub phase_seconds: Family<PhaseLabels, Histogram, Seconds>,
@@ -202,6 +224,31 @@ impl Metrics {
                 r,
                 "overruns",
                 "Abandoned calls that were cancelled at a bound of their drain",
+                Family::default(),
+            ),
+            abandoned_retries: add(
+                r,
+                "abandoned_retries",
+                "Calls that try an abandoned call again",
+                Family::default(),
+            ),
+            wasted_tokens: add(
+                r,
+                "wasted_tokens",
+                "Output tokens generated after the client had left, by how the number is known",
+                Family::default(),
+            ),
+            wasted_seconds: add_unit(
+                r,
+                "wasted",
+                "Time for which the server worked after the client had left, as far as the contract tells",
+                Unit::Seconds,
+                Family::default(),
+            ),
+            wasted_money: add(
+                r,
+                "wasted_money",
+                "Price of the wasted tokens, in the currency of [prices]",
                 Family::default(),
             ),
             retries: add(

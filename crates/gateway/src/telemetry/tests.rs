@@ -9,6 +9,7 @@ use super::metrics::*;
 use crate::config::tests::docs::up_to_date;
 
 /// Metrics with one sample in every family that shows none by itself.
+#[expect(clippy::too_many_lines, reason = "one line per family, nothing else")]
 fn touched() -> Metrics {
     let m = Metrics::new();
     let upstream: Arc<str> = "u".into();
@@ -44,6 +45,20 @@ fn touched() -> Metrics {
         upstream: Arc::clone(&upstream),
         bound: "b",
     });
+    let waste = WasteLabels {
+        upstream: Arc::clone(&upstream),
+        model: "m".into(),
+        key: "k".into(),
+    };
+    m.wasted_seconds.get_or_create_owned(&waste);
+    m.wasted_money.get_or_create_owned(&waste);
+    m.wasted_tokens.get_or_create_owned(&WastedTokenLabels {
+        upstream: Arc::clone(&upstream),
+        model: "m".into(),
+        key: "k".into(),
+        source: "s",
+    });
+    m.abandoned_retries.get_or_create_owned(&one);
     m.retries.get_or_create_owned(&upstream_reason);
     m.call_seconds.get_or_create_owned(&one);
     m.phase_seconds.get_or_create_owned(&phase);

@@ -61,6 +61,16 @@ impl Routes {
         })
     }
 
+    /// The name or the pattern under which the configuration lists a model.
+    pub fn listed(&self, model: &str) -> Option<String> {
+        if self.exact.contains_key(model) {
+            return Some(model.to_owned());
+        }
+        let mut prefixes = self.prefixes.iter().map(|(prefix, _)| prefix);
+        let prefix = prefixes.find(|prefix| model.starts_with(prefix.as_str()))?;
+        Some(format!("{prefix}*"))
+    }
+
     /// `None`: no upstream serves this model.
     pub fn find(&self, model: &str) -> Option<Target<'_>> {
         let listed = self.exact.get(model).copied().or_else(|| {

@@ -47,6 +47,10 @@ impl Meter {
         self.at_left.get_or_insert(self.deltas);
     }
 
+    pub fn deltas(&self) -> u64 {
+        self.deltas
+    }
+
     /// Deltas that came for nobody.
     pub fn since_left(&self) -> u64 {
         self.at_left.map_or(0, |before| self.deltas - before)

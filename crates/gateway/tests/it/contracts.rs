@@ -417,6 +417,73 @@ async fn one_keys_leftovers_are_not_all_slots() {
     gate.stop();
 }
 
+/// What is spent for nobody is told by model, upstream and key, with how it is known; and so is who comes again.
+#[tokio::test]
+async fn waste_is_counted_and_a_retry_is_linked_to_what_it_left() {
+    for (contract_is, known) in [
+        (Contract::Drain, "reported"),
+        (Contract::Linger, "estimated"),
+        (Contract::Cancel, "counted"),
+    ] {
+        let up = upstream(Script::default()).await;
+        let gate = gateway(&up, |c| {
+            contract(c, contract_is);
+            only(c).models = vec!["ti*".into()];
+            only(c).abandon.time = Duration::from_secs(2);
+            let price = tidegate::config::Price {
+                input: 1.0,
+                output: 1e6,
+            };
+            c.prices.insert("ti*".into(), price);
+        });
+        let body = stream(json!({"tokens": 40, "pace_ms": 40.0, "usage": "yes"})).to_string();
+        let post = async |retry: &str| {
+            let mut client = gate.client().await;
+            let headers = [("x-stainless-retry-count", retry)];
+            let sent = client.request("POST", CHAT, &headers, body.as_bytes());
+            sent.await.expect("sent");
+            client.final_head().await.expect("head");
+            client
+        };
+        let mut client = post("0").await;
+        client.events(6).await.expect("events");
+        let peer = client.local_addr().expect("an address");
+        client.leave_fin();
+        let first = gate.line_of(peer).await;
+        assert_eq!(first["waste"], known, "{first}");
+        assert!(first["retry_of"].is_null());
+        let tokens = first["wasted_tokens"].as_f64().expect("a number");
+        let millis = first["wasted_ms"].as_f64().expect("a number");
+        match contract_is {
+            Contract::Cancel => assert_eq!(tokens, 0.0, "{first}"),
+            // 40 tokens in all, some of them before; 25 a second for two seconds.
+            Contract::Drain => assert!((20.0..40.0).contains(&tokens), "{first}"),
+            Contract::Linger => assert!(tokens > 0.0 && millis >= 2000.0, "{first}"),
+        }
+        assert_eq!(first["wasted_money"].as_f64(), Some(tokens), "one each");
+        let labels = [("model", "ti*"), ("key", "anonymous"), ("source", known)];
+        assert_eq!(gate.metric("wasted_tokens_total", &labels), tokens);
+        assert_eq!(gate.metric("wasted_money_total", &labels[..2]), tokens);
+        for moment in [
+            "received_ms",
+            "queued_ms",
+            "admitted_ms",
+            "sent_ms",
+            "head_ms",
+            "settled_ms",
+        ] {
+            assert!(first[moment].is_f64(), "{moment}: {first}");
+        }
+        let again = post("1").await;
+        let peer = again.local_addr().expect("an address");
+        again.leave_fin();
+        let second = gate.line_of(peer).await;
+        assert_eq!(second["retry_of"], first["id"], "{second}");
+        assert_eq!(gate.metric("abandoned_retries_total", &[]), 1.0);
+        gate.settled(&up).await;
+    }
+}
+
 /// A background response needs no contract: it runs on under each.
 #[tokio::test]
 async fn background_is_read_on_under_every_contract() {

@@ -10,6 +10,7 @@ mod assembled;
 mod binary;
 mod books;
 mod bounds;
+mod calls;
 mod cases;
 mod contracts;
 mod descriptors;

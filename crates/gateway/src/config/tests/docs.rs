@@ -44,7 +44,7 @@ pub(super) fn one_setting(path: &str, value: &str) -> String {
         "keys" if name == "name" => format!("[[keys]]\n{name} = {value}\nkey = \"k\"\n{upstream}"),
         "keys" => format!("[[keys]]\nname = \"n\"\n{name} = {value}\n{upstream}"),
         // The bounds are those of a contract that has them.
-        "upstreams.abandon" if name != "confirm" => {
+        "upstreams.abandon" => {
             format!("{upstream}on_abandon = \"drain\"\nabandon.{name} = {value}\n")
         }
         section if section.starts_with("upstreams.") => {
@@ -70,6 +70,7 @@ fn sample(path: &str, field: &Field) -> String {
         }
         "keys.sha256" => format!("\"{}\"", "ab".repeat(32)),
         "upstreams.url" => "\"http://a\"".into(),
+        "prices" => "{ a = \"1/2\" }".into(),
         "upstreams.endpoints" => "[\"http://a\", \"http://b\"]".into(),
         "cors.origins" => "[\"https://a\"]".into(),
         _ if !field.default.is_null() => match &field.shape {

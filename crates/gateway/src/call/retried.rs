@@ -1,0 +1,112 @@
+//! Abandoned calls, remembered for a while: a retry of one is known as such.
+//!
+//! The retries of callers that gave up are where overload comes from. Only abandoned calls are remembered, and only by hashes; the memory is
+//! bounded in number and time, and no key sees another's calls.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::upload::Upload;
+use crate::auth::Principal;
+
+/// How long an abandoned call is remembered.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// How many of them.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Abandoned calls by what their retry would be known by. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Retried(Arc<Mutex<Memory>>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    ids: HashMap<Mark, (Instant, Arc<str>)>,
+    order: VecDeque<(Instant, Mark)>,
+}
+
+/// What a call and its retry have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mark(u64);
+
+impl Mark {
+    /// `None`: the client says nothing from which its retry could be known. `body`: the whole request body, where it is here.
+    pub fn of(
+        headers: &HeaderMap,
+        principal: &Principal,
+        path: &str,
+        body: &Upload,
+    ) -> Option<Self> {
+        let mut hasher = DefaultHasher::new();
+        principal.flow().hash(&mut hasher);
+        path.hash(&mut hasher);
+        if let Some(key) = headers.get("idempotency-key") {
+            key.as_bytes().hash(&mut hasher);
+            return Some(Self(hasher.finish()));
+        }
+        // SDKs count their retries from the first try on, so the first one bears the header, too.
+        let Upload::Whole { body, .. } = body else {
+            return None;
+        };
+        headers.get("x-stainless-retry-count")?;
+        body.hash(&mut hasher);
+        Some(Self(hasher.finish()))
+    }
+}
+
+impl Retried {
+    /// A call was abandoned.
+    pub fn abandoned(&self, mark: Mark, id: &Arc<str>) {
+        let now = Instant::now();
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.forget(now);
+        memory.order.push_back((now, mark));
+        memory.ids.insert(mark, (now, Arc::clone(id)));
+    }
+
+    /// The abandoned call that this one tries again.
+    pub fn first(&self, mark: Mark) -> Option<Arc<str>> {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.forget(Instant::now());
+        memory.ids.get(&mark).map(|(_, id)| Arc::clone(id))
+    }
+}
+
+impl Memory {
+    fn forget(&mut self, now: Instant) {
+        while let Some((since, mark)) = self.order.front().copied() {
+            let old = now.duration_since(since) >= REMEMBERED;
+            if !old && self.order.len() < REMEMBERED_MAX {
+                return;
+            }
+            self.order.pop_front();
+            // One that was abandoned again has a later turn.
+            if self.ids.get(&mark).is_some_and(|(at, _)| *at == since) {
+                self.ids.remove(&mark);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_memory_is_bounded_in_number_and_time() {
+        let retried = Retried::default();
+        for n in 0..2 * REMEMBERED_MAX as u64 {
+            retried.abandoned(Mark(n), &"a".into());
+        }
+        assert_eq!(retried.first(Mark(0)), None);
+        assert!(retried.first(Mark(2 * REMEMBERED_MAX as u64 - 1)).is_some());
+        assert!(retried.0.lock().unwrap().ids.len() <= REMEMBERED_MAX);
+        tokio::time::advance(REMEMBERED).await;
+        assert_eq!(retried.first(Mark(2 * REMEMBERED_MAX as u64 - 1)), None);
+        assert!(retried.0.lock().unwrap().ids.is_empty());
+    }
+}
