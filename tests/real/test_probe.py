@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -52,16 +53,24 @@ def test_llama_cpp(llama: Llama):
 
 class Page(BaseHTTPRequestHandler):
     status, text, kind = 404, "<html>not here</html>", "text/html"
+    refusal: tuple[int, str] | None = None
+    """What a POST gets, if it is not the page: a status, and the message of its error."""
 
     def do_GET(self) -> None:  # noqa: N802
-        body = self.text.encode()
-        self.send_response(self.status)
+        self.answer(self.status, self.text)
+
+    def do_POST(self) -> None:  # noqa: N802
+        self.rfile.read(int(self.headers["content-length"]))
+        status, message = self.refusal or (self.status, self.text)
+        self.answer(status, json.dumps({"error": {"message": message}}))
+
+    def answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
         self.send_header("content-type", self.kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None: ...
 
@@ -132,24 +141,35 @@ def test_no_http():
         port = listener.getsockname()[1]
 
         def answer() -> None:
-            peer, _ = listener.accept()
-            peer.recv(1)
-            peer.sendall(b"SSH-2.0-OpenSSH\r\n")
-            peer.close()
+            with suppress(OSError):
+                while True:
+                    peer, _ = listener.accept()
+                    peer.recv(65536)
+                    peer.sendall(b"SSH-2.0-OpenSSH\r\n")
+                    peer.close()
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         run = probe(f"http://127.0.0.1:{port}")
-        thread.join()
     assert run.returncode == 1
     assert "not HTTP" in run.stderr, run.stderr
 
 
-def test_no_such_model(fake):
-    """vLLM's way: 404 for a model that it does not have."""
-    run = probe(f"{fake.url}/nowhere", "--model", "huge")
-    assert run.returncode == 1, run.stdout
-    assert "huge" in run.stderr or "no model server" in run.stderr, run.stderr
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        ((404, "the model `huge` does not exist"), "does not answer /v1/chat/completions for the model `huge`"),
+        ((429, "slow down"), "limits our rate"),
+        ((400, "no such field"), "refuses a plain chat call: 400: no such field"),
+        ((200, "hello"), "does not stream"),
+    ],
+)
+def test_a_model_that_does_not_answer(refusal: tuple[int, str], says: str, page: type[Page]):
+    page.status, page.text = 200, '{"data": [{"id": "huge"}]}'
+    page.refusal = refusal
+    run = probe(page.url)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert says in run.stderr, run.stderr
 
 
 @pytest.mark.parametrize(

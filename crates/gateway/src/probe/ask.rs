@@ -27,6 +27,8 @@ use crate::config::{Endpoint, Secret};
 const CONNECT: Duration = Duration::from_secs(10);
 /// Longest wait for a head or for more of a body, where the step has no limit of its own.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest wait for a page that needs no model.
+const PAGE: Duration = Duration::from_secs(20);
 /// Longest body that is read whole.
 const BODY_MAX: usize = 8 * 1024 * 1024;
 const EVENT_BYTES: usize = 256 * 1024;
@@ -188,9 +190,9 @@ impl Server {
     pub(super) async fn get(&self, path: &str) -> Result<Whole, Trouble> {
         let mut exchange = self.open().await?;
         let head = exchange
-            .send(self.request(Method::GET, path, None), PATIENCE)
+            .send(self.request(Method::GET, path, None), PAGE)
             .await?;
-        let body = exchange.rest(PATIENCE).await?;
+        let body = exchange.rest(PAGE).await?;
         Ok(Whole { head, body })
     }
 
