@@ -185,17 +185,13 @@ impl Trial<'_> {
                     host: &self.endpoint.authority,
                     headers: &prepared.headers,
                 };
-                let sent = self
-                    .head(sending, pin!(conn.send(head, body)))
-                    .await?;
+                let sent = self.head(sending, pin!(conn.send(head, body))).await?;
                 let reused = conn.reused;
                 (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
                 let request = self.http2_request(prepared, target)?;
-                let sent = self
-                    .head(sending, pin!(place.conn.send(request)))
-                    .await;
+                let sent = self.head(sending, pin!(place.conn.send(request))).await;
                 // A slow server or a dead connection: nobody can tell. Later calls are not put to the same test.
                 if matches!(sent, Err(Rejection::Timeout(_))) {
                     place.retire();

@@ -222,7 +222,7 @@ mod tests {
             concat!(
                 r#"{"time":"1970-01-01T00:00:00.000Z","id":"req_1","principal":"anonymous","peer":"127.0.0.1:8080","method":"POST","#,
                 r#""path":"/v1/x","dialect":"openai","model":"a \"model\"","stream":true,"status":200,"outcome":"ok","phase":"done","#,
-                r#""wait_end":"answered","wait_ended_ms":12.300,"work_end":"complete","head_ms":7.000,"attempts":1,"#,
+                r#""wait_end":"answered","wait_ended_ms":12.300,"work_end":"complete","settled_ms":0.000,"head_ms":7.000,"attempts":1,"#,
                 r#""request_bytes":0,"response_bytes":9,"events":3,"input_tokens":5,"usage":"reported","generation":1}"#,
             )
         );

@@ -346,10 +346,9 @@ fn the_example_loads_as_it_is_and_with_everything_switched_on() {
         .into_iter()
         .filter(|path| {
             let name = path.rsplit('.').next().unwrap_or(path);
-            !on.lines().any(|line| {
-                line.trim_start_matches("# ")
-                    .starts_with(&format!("{name} ="))
-            })
+            let (value, section) = (format!("{name} ="), format!("[{path}]"));
+            !on.lines()
+                .any(|line| line.trim_start_matches("# ").starts_with(&value) || line == section)
         })
         .collect();
     assert!(unknown.is_empty(), "the example does not show {unknown:?}");
