@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, Method};
-use tidegate_wire::{Dialect, Facts, Peek, UsageSource};
+use tidegate_wire::{Dialect, Facts, Peek};
 use tokio::time::Instant;
 
 use super::attendance::Attendance;
@@ -14,16 +14,14 @@ use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::retried::{Mark, Retried};
 use super::table::{By, Entry, Listed, State};
 use super::upload::Upload;
-use super::waste::{self, Waste};
 use super::{Ask, Caller, Generation, ModelIn, RouteFacts, Worker, aftermath};
 use crate::auth::Principal;
 use crate::telemetry::access_log::{AccessLog, Line, Times};
-use crate::telemetry::metrics::{
-    BoundLabels, CallLabels, Metrics, PhaseLabels, TierLabels, TokenLabels, UpstreamLabel,
-    UpstreamMetrics, WasteLabels, WastedTokenLabels,
-};
+use crate::telemetry::metrics::{Metrics, TierLabels, UpstreamLabel, UpstreamMetrics};
 use crate::upstream::route::Target;
-use crate::usage::{Meter, Settled};
+use crate::usage::Meter;
+
+mod books;
 
 /// Longest model name or path that is kept for the log.
 const SHOWN_CHARS: usize = 128;
@@ -520,121 +518,6 @@ impl Record {
             usage: used.source.as_str(),
             generation: who.generation,
         });
-    }
-
-    /// What was spent since the client left, and what that costs where its price is known.
-    fn waste(
-        &self,
-        work: WorkEnd,
-        (left, ended): (Duration, Duration),
-        used: &Settled,
-    ) -> (Waste, Option<f64>) {
-        let waste = waste::Ended {
-            work,
-            left,
-            ended,
-            kept: self.kept,
-            first_token: self.times.first_token_ms,
-            before: self.meter.deltas() - self.meter.since_left(),
-            after: self.meter.since_left(),
-            output: used.usage.output,
-            source: used.source,
-        }
-        .waste();
-        let price = self.generation.as_ref().and_then(|generation| {
-            let prices = &generation.config.prices;
-            let named = self.model.as_deref().and_then(|model| prices.get(model));
-            named.or_else(|| prices.get(&self.listed_model()))
-        });
-        let money = price.zip(waste.tokens);
-        let money = money.map(|(price, tokens)| price.output * tokens as f64 / 1e6);
-        (waste, money)
-    }
-
-    /// The model as the configuration lists it: a bounded set of names.
-    fn listed_model(&self) -> String {
-        let listed = self.generation.as_ref().zip(self.model.as_deref());
-        listed
-            .and_then(|(generation, model)| generation.routes.listed(model))
-            .unwrap_or_else(|| "other".to_owned())
-    }
-
-    fn count_waste(&self, (waste, money): &(Waste, Option<f64>)) {
-        let labels = WasteLabels {
-            upstream: self.upstream_name(),
-            model: self.listed_model(),
-            key: self.who.principal.name().to_owned(),
-        };
-        let time = waste.time.as_secs_f64();
-        let metrics = &self.metrics;
-        metrics.wasted_seconds.get_or_create(&labels).inc_by(time);
-        if let Some(money) = money {
-            metrics.wasted_money.get_or_create(&labels).inc_by(*money);
-        }
-        let labels = WastedTokenLabels {
-            upstream: labels.upstream,
-            model: labels.model,
-            key: labels.key,
-            source: waste.known.name(),
-        };
-        let tokens = waste.tokens.unwrap_or(0);
-        metrics.wasted_tokens.get_or_create(&labels).inc_by(tokens);
-    }
-
-    fn count(
-        &self,
-        outcome: Outcome,
-        (wait, phase): (WaitEnd, Phase),
-        waited: Duration,
-        used: &Settled,
-    ) {
-        let labels = CallLabels {
-            upstream: self.upstream_name(),
-            route: self.who.route.name,
-            outcome: outcome.name(),
-        };
-        self.metrics.calls.get_or_create(&labels).inc();
-        if outcome == Outcome::Internal {
-            self.metrics.panics.inc();
-        }
-        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
-        if left {
-            let labels = PhaseLabels {
-                upstream: labels.upstream,
-                phase: phase.name(),
-            };
-            self.metrics.disconnects.get_or_create(&labels).inc();
-        }
-        if self.retry_of.is_some() {
-            let labels = UpstreamLabel {
-                upstream: self.upstream_name(),
-            };
-            self.metrics.abandoned_retries.get_or_create(&labels).inc();
-        }
-        if let Some(bound) = self.overrun {
-            let labels = BoundLabels {
-                upstream: self.upstream_name(),
-                bound: bound.name(),
-            };
-            self.metrics.overruns.get_or_create(&labels).inc();
-        }
-        let Some(upstream) = &self.upstream else {
-            return;
-        };
-        upstream.call_seconds.observe(waited.as_secs_f64());
-        for (direction, tokens) in [("input", used.usage.input), ("output", used.usage.output)] {
-            if let Some(tokens) = tokens {
-                let labels = TokenLabels {
-                    upstream: Arc::clone(&upstream.name),
-                    direction,
-                    source: used.source.as_str(),
-                };
-                self.metrics.tokens.get_or_create(&labels).inc_by(tokens);
-            }
-        }
-        if used.source == UsageSource::Unknown && self.worked {
-            upstream.usage_unknown.inc();
-        }
     }
 }
 
