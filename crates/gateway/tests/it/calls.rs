@@ -106,6 +106,7 @@ async fn a_call_is_seen_in_every_phase_until_its_slot_is_back() {
     queued.leave_fin();
     gate.eventually("left", |g| g.metric("queued", &[]) == 0.0)
         .await;
+    client.final_head().await.expect("head");
     client.events(3).await.expect("events");
     client.leave_rst().expect("left");
     let call = the_call(&gate, "lingering", |c| c["state"] == "lingering").await;
