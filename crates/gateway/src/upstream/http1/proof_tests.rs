@@ -261,8 +261,8 @@ async fn an_end_inside_the_framing_is_never_a_clean_end() {
             }
         };
         assert_eq!(end, cut == BODY.len(), "{cut}");
-        assert!(!conn.finish(), "the server has closed");
         part.join().unwrap();
+        assert!(!conn.finish(), "the server has closed");
     }
 }
 

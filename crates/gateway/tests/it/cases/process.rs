@@ -153,8 +153,10 @@ async fn c121_c122_no_slot_is_free_before_its_exchange_is_gone() {
                 for (n, mut caller) in callers.into_iter().enumerate() {
                     let open = stage.gate.metric("upstream_connections", &[]);
                     let running = stage.gate.metric("running", &[]);
+                    // A shared connection that was too slow carries its last call beside the one that follows it.
+                    let room = if stage.back == Http::One { 2.0 } else { 4.0 };
                     assert!(
-                        running <= 2.0 && open <= 2.0,
+                        running <= 2.0 && open <= room,
                         "{stage}: {running} run, {open} open"
                     );
                     if leave {
