@@ -109,7 +109,7 @@ python: wheel ## The Python package, installed from its wheel, against the libra
 
 wheel: build ## The Python package with the gateway in it, as .cache/wheels/tidegate-*.whl
 	rm -rf .cache/wheels
-	TIDEGATE_BIN="$(abspath $(TARGET))/release/tidegate" CARGO_TARGET_DIR="$(abspath $(TARGET))" .cache/venv-python/bin/pip wheel \
+	PATH="$(CURDIR)/.cache/venv-python/bin:$$PATH" TIDEGATE_BIN="$(abspath $(TARGET))/release/tidegate" CARGO_TARGET_DIR="$(abspath $(TARGET))" .cache/venv-python/bin/pip wheel \
 	  --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .cache/wheels ./python
 
 clean: ## Removes what was built, installed and logged here
