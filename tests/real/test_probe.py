@@ -28,6 +28,7 @@ def probe(url: str, *options: str, key: str | None = None) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=env)
 
 
+@pytest.mark.timeout(400)  # it waits for idle limits and for whole answers beside traffic
 def test_llama_cpp(llama: Llama):
     run = probe(llama.url, "--json", "--tokens", "1000000")
     assert run.returncode == 0, run.stderr
