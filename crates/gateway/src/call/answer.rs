@@ -268,8 +268,9 @@ async fn refused(
     record.outcome_if_awaited(Outcome::UpstreamError, status_class(head.status));
     let limit = commit.generation.config.limits.error_body_bytes;
     let mut gathered = Vec::new();
+    // Later than the hold inside: what has begun goes on; only a body without a byte is given up here.
     let gathering = tokio::time::timeout(
-        ERROR_BODY_TIME,
+        ERROR_BODY_TIME + COMMIT_HOLD,
         gather(commit, running, record, limit, &mut gathered),
     )
     .await;
