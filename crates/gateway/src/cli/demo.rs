@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 pub fn text(data: SocketAddr, admin: Option<SocketAddr>) -> String {
     let admin = admin.map_or_else(String::new, |admin| {
         format!(
-            "Watch what runs:\n  curl -s http://{admin}/metrics | grep -E '^tidegate_(running|attended|abandoned|queued)\\{{'\n"
+            "Watch what runs, call by call and in sum:\n  curl -s http://{admin}/admin/calls\n  \
+             curl -s http://{admin}/metrics | grep -E '^tidegate_(running|attended|abandoned|queued)\\{{'\n"
         )
     });
     format!(

@@ -68,8 +68,8 @@ pub struct Server {
     /// A written byte that is not acknowledged for this long ends the connection, on both sides: the peer vanished.
     #[schemars(extend("x-min" = "1s", "x-max" = "1h"))]
     pub tcp_user_timeout: Time,
-    /// Silence on a connection before TCP keep-alive probes, on both sides.
-    #[schemars(extend("x-min" = "1s", "x-max" = "24h"))]
+    /// Silence on a connection before TCP keep-alive probes, on both sides. Linux takes no more than 32,767 s (`tcp(7)`).
+    #[schemars(extend("x-min" = "1s", "x-max" = "9h"))]
     pub tcp_keep_alive: Time,
     /// After SIGTERM go on accepting for this long while readiness already says no.
     #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]

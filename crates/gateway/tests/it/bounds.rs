@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 use tidegate_rig::{BodyEnd, FakeUpstream, RawClient, Script};
 
-use crate::support::{CHAT, Gate, SOON, gateway, only, slots, stream, upstream};
+use crate::binary::{Program, file, post};
+use crate::support::{CHAT, Gate, SOON, gateway, only, slots, stream, upstream, whole};
 
 const MIB: usize = 1024 * 1024;
 
@@ -92,4 +93,19 @@ async fn c91_a_slow_reader_slows_its_own_upstream_and_nothing_else() {
         .expect("flows again");
     drop(readers);
     gate.settled_with(&up, 1).await;
+}
+
+/// Linux takes 32,767 s of silence before probes; a longer time would reset every client at its first byte.
+#[tokio::test]
+async fn the_longest_keep_alive_that_is_taken_serves() {
+    let up = upstream(Script::default()).await;
+    let with = |time: &str| {
+        let line = format!("[server]\ntcp_keep_alive = \"{time}\"\n");
+        file(&up, "").replacen("[server]\n", &line, 1)
+    };
+    let program = Program::configured(&with("9h"));
+    let mut client = post(program.address("listen=").await, &whole(json!({}))).await;
+    assert_eq!(client.final_head().await.expect("head").status, 200);
+    let refused = Program::configured(&with("10h"));
+    refused.says("server.tcp_keep_alive").await;
 }
