@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 missing=()
-for package in ca-certificates curl libgomp1 libstdc++6 nginx-light haproxy caddy openssl systemd strace chromium; do
+for package in ca-certificates curl libgomp1 libstdc++6 nginx-light haproxy caddy openssl systemd strace chromium iproute2; do
   dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q ' installed$' || missing+=("$package")
 done
 command -v cc > /dev/null || missing+=(gcc libc6-dev)

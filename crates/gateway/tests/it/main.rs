@@ -27,6 +27,7 @@ mod malformed;
 mod memory;
 mod models;
 mod namespace;
+mod network;
 mod pool;
 mod probe;
 mod refusals;

@@ -1,10 +1,6 @@
 //! What needs a network of one's own: a peer that vanishes without a word, and a name that moves.
-//!
-//! A test starts this binary again, with its own name, in new namespaces (`unshare`), where it may change routes and `/etc/hosts`.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,62 +9,11 @@ use tidegate_rig::{FakeUpstream, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
+use crate::network::ground::{inside, run};
 use crate::support::{CHAT, Gate, SOON, ask, gateway, gateway_at, only, stream, upstream};
 
-const INSIDE: &str = "TIDEGATE_TEST_IN_NAMESPACE";
 /// A dead connection is noticed by the second probe, 6 s after the last word; a byte that is not acknowledged, after 2 s.
 const NOTICED: Duration = Duration::from_secs(20);
-
-/// True in the namespaces. Outside: runs `test` there and is false, or says loudly that it cannot.
-fn inside(test: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
-        run("ip link set lo up");
-        return true;
-    }
-    let allowed = Command::new("unshare")
-        .args(["-rnm", "true"])
-        .stderr(Stdio::null())
-        .status();
-    if !allowed.is_ok_and(|status| status.success()) {
-        let loud = format!(
-            "\n*** NOT TESTED: {test}: this machine does not allow namespaces (unshare -rnm) ***\n"
-        );
-        std::io::stderr().write_all(loud.as_bytes()).expect("said");
-        return false;
-    }
-    let this = std::env::current_exe().expect("a path");
-    let output = Command::new("unshare")
-        .args(["-rnm"])
-        .arg(this)
-        .args([
-            "--exact",
-            &format!("namespace::{test}"),
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env(INSIDE, "1")
-        .stdin(Stdio::null())
-        .output()
-        .expect("it runs");
-    let said = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(
-        output.status.success() && said.contains("1 passed"),
-        "in the namespace:\n{said}"
-    );
-    false
-}
-
-fn run(command: &str) {
-    let mut words = command.split(' ');
-    let status = Command::new(words.next().expect("a program"))
-        .args(words)
-        .status();
-    assert!(status.expect("it runs").success(), "{command}");
-}
 
 /// From now on no packet reaches this address, and nobody is told.
 fn vanish(ip: &str) {
@@ -102,7 +47,7 @@ async fn asks(gate: &Gate, ip: &str, body: &Value) -> TcpStream {
 /// In silence only the probes tell; in mid-stream the bytes that are not acknowledged do.
 #[tokio::test]
 async fn a_client_that_vanishes_is_noticed() {
-    if !inside("a_client_that_vanishes_is_noticed") {
+    if !inside(module_path!(), "a_client_that_vanishes_is_noticed") {
         return;
     }
     let up = upstream(Script::default()).await;
@@ -135,7 +80,7 @@ async fn a_client_that_vanishes_is_noticed() {
 
 #[tokio::test]
 async fn a_server_that_vanishes_is_noticed() {
-    if !inside("a_server_that_vanishes_is_noticed") {
+    if !inside(module_path!(), "a_server_that_vanishes_is_noticed") {
         return;
     }
     let at: SocketAddr = "127.0.2.1:0".parse().expect("an address");
@@ -186,7 +131,7 @@ fn impatient(config: &mut tidegate::config::Config) {
 /// Names are looked up for each new connection, and never kept: a server that moves is found where it is now.
 #[tokio::test]
 async fn a_name_that_moves_is_followed() {
-    if !inside("a_name_that_moves_is_followed") {
+    if !inside(module_path!(), "a_name_that_moves_is_followed") {
         return;
     }
     let hosts = std::env::temp_dir().join(format!("tidegate-hosts-{}", std::process::id()));

@@ -62,9 +62,9 @@ async fn within<T>(wait: impl Future<Output = T>) -> T {
 
 impl Two {
     async fn connect(addr: SocketAddr) -> Self {
-        let socket = std::net::TcpStream::connect(addr).expect("accepted");
+        let tcp = within(TcpStream::connect(addr)).await.expect("accepted");
+        let socket = tcp.into_std().expect("a socket");
         let own = socket.try_clone().expect("a second handle");
-        own.set_nonblocking(true).expect("an option");
         let tcp = TcpStream::from_std(own).expect("a runtime");
         tcp.set_nodelay(true).expect("an option");
         let (send, connection) = within(

@@ -4,7 +4,7 @@
 //! stand with their kind in the other files of this binary and of the other crates.
 
 mod breaks;
-mod caller;
+pub(crate) mod caller;
 mod chain;
 mod crossing;
 mod disconnect;
