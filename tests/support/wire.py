@@ -31,7 +31,7 @@ import time
 
 ETH_P_ALL = 0x0003
 SIOCETHTOOL = 0x8946
-# ETHTOOL_STXCSUM, _SSG, _STSO, _SGSO: checksums and segments are left to the interface, which here is none. Frames would
+# ETHTOOL_STXCSUM, _SSG, _STSO, _SGSO: checksums and segments are left to the interface, here to none. Frames would
 # come without checksums, and larger than any that a network carries.
 OFFLOADS = (0x17, 0x19, 0x1F, 0x24)
 FRAME_MAX = 65_536
