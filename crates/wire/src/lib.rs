@@ -38,6 +38,7 @@ mod inspect;
 mod json;
 mod models;
 mod request;
+mod shown;
 mod sse;
 mod stream;
 mod text;
@@ -53,6 +54,7 @@ pub use models::{
     parse_models,
 };
 pub use request::{Edit, Peek, PeekError, peek, splice};
+pub use shown::{ShownError, llama_in_hand, vllm_in_hand};
 pub use stream::{Facts, Piece, StreamError, StreamScanner, Terminal};
 pub use usage::{Usage, UsageSource};
 pub use wrap::{Wrapped, wrap_error};
