@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin;
 use crate::auth::Keys;
+use crate::call::confirm::Inquiries;
 use crate::call::retried::Retried;
 use crate::call::table::Table;
 use crate::call::upload::BodyBudget;
@@ -465,6 +466,7 @@ fn workers(
     let generation = caller.generation();
     let config = &generation.config;
     let count = u32::try_from(config.server.workers.get()).unwrap_or(u32::MAX);
+    let inquiries = Inquiries::new(caller.table.clone());
     (0..count)
         .map(|id| {
             let pool = Arc::new(Pool::default());
@@ -475,6 +477,8 @@ fn workers(
                 drivers: TaskTracker::new(),
                 tcp: tcp_options(config),
                 stream_buffer_bytes: config.limits.stream_buffer_bytes,
+                inquiries: inquiries.clone(),
+                cut: caller.cut.clone(),
             });
             worker::start(worker::Plan {
                 id,

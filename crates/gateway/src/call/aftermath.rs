@@ -1,5 +1,6 @@
 //! What is done when a call no longer has a client, or no longer an answer.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,22 +8,25 @@ use std::time::Duration;
 use bytes::Bytes;
 use tidegate_limiter::{Ended, Slot};
 use tidegate_wire::Dialect;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::answer::Commit;
 use super::attendance::Attendance;
+use super::confirm::Closed;
 use super::contract::{self, Bound};
 use super::deadline::{Patience, Tier};
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
-use super::table::State;
+use super::table::{Entry, Listed, State};
 use super::{Held, Worker};
+use crate::config::Confirm;
 use crate::signal::Signal;
-use crate::upstream::Upstream;
 use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::{Failure, UpstreamBody};
 use crate::upstream::http1::Http1;
+use crate::upstream::{EndpointState, Upstream};
 
 /// After its last event an answer may take this long to end in HTTP's sense; a connection that does is kept.
 const TAIL_TIME: Duration = Duration::from_millis(100);
@@ -32,7 +36,7 @@ const TAIL_TIME: Duration = Duration::from_millis(100);
 pub struct Running {
     body: UpstreamBody,
     held: Held,
-    _in_flight: InFlight,
+    in_flight: InFlight,
     keep_idle: Duration,
     worker: Arc<Worker>,
     upstream: Arc<Upstream>,
@@ -56,7 +60,7 @@ impl Running {
         Self {
             body,
             held,
-            _in_flight: in_flight,
+            in_flight,
             keep_idle,
             worker: Arc::clone(commit.worker),
             upstream: Arc::clone(commit.upstream),
@@ -86,7 +90,7 @@ impl Running {
     ) -> Result<Option<Result<Bytes, Failure>>, Rejection> {
         let attendance = &mut self.held.attendance;
         let data = {
-            let work = pin!(self.body.data());
+            let work = pin!(listen(&mut self.body, record.entry()));
             attendance.within(patience, tier, limit, work).await?
         };
         if attendance.left_at().is_some() {
@@ -151,8 +155,13 @@ impl Running {
 
     /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
     fn cancelled(self, client_left: bool, record: &mut Record) {
-        let kept = contract::kept(&self.upstream.settings);
-        let worker = Arc::clone(&self.worker);
+        let leftover = Leftover {
+            worker: Arc::clone(&self.worker),
+            upstream: Arc::clone(&self.upstream),
+            endpoint: Some(Arc::clone(self.in_flight.endpoint())),
+            kept: contract::kept(&self.upstream.settings),
+            ended: Ended::Cancelled,
+        };
         let Held { slot, attendance } = self.held;
         record.left(&attendance);
         if client_left {
@@ -163,37 +172,82 @@ impl Running {
             attendance.done();
         }
         record.work_ended(WorkEnd::Cancelled);
-        give_back(&worker, slot, (kept, Ended::Cancelled), record);
+        leftover.give_back(slot, record);
     }
 }
 
-/// Gives the slot back once it was kept long enough, or at once if the operator says so.
-fn give_back(worker: &Worker, slot: Slot, (kept, ended): (Duration, Ended), record: &mut Record) {
-    // Without a runtime there is no timer, and nothing must be kept for ever.
-    if kept.is_zero() || record.is_killed() || tokio::runtime::Handle::try_current().is_err() {
-        slot.finish(ended);
-        return;
+/// What may run on where an exchange was closed.
+struct Leftover {
+    worker: Arc<Worker>,
+    upstream: Arc<Upstream>,
+    endpoint: Option<Arc<EndpointState>>,
+    /// How long the contract keeps the slot.
+    kept: Duration,
+    ended: Ended,
+}
+
+impl Leftover {
+    /// Gives the slot back once it was kept long enough, or the server shows that nothing runs on; or at once if the operator says so.
+    fn give_back(self, slot: Slot, record: &mut Record) {
+        let (kept, ended) = (self.kept, self.ended);
+        // Without a runtime there is no timer, and nothing must be kept for ever.
+        if record.is_killed() || tokio::runtime::Handle::try_current().is_err() {
+            slot.finish(ended);
+            return;
+        }
+        let asks = self.upstream.settings.abandon.confirm != Confirm::Off
+            && record.has_worked()
+            && (ended == Ended::Cancelled || !kept.is_zero());
+        if let (true, Some(endpoint), Some(generation)) =
+            (asks, self.endpoint, record.generation().cloned())
+        {
+            let (keeper, arrives) = oneshot::channel();
+            let closed = Closed {
+                upstream: self.upstream,
+                endpoint,
+                generation,
+                linger: slot.linger_as(ended),
+                kept,
+                first_token: record.first_token_at(),
+                listed: lingering(record),
+                record: arrives,
+            };
+            record.wait_for(keeper);
+            let inquiries = self.worker.inquiries.clone();
+            inquiries.keep(&self.worker, closed);
+            return;
+        }
+        if kept.is_zero() {
+            slot.finish(ended);
+            return;
+        }
+        record.keeps(kept);
+        let lingers = slot.linger_as(ended);
+        let listed = lingering(record);
+        // Nothing waits for it: with the gateway's end there is no slot to keep.
+        self.worker.drivers.spawn(async move {
+            let killed = async {
+                match &listed {
+                    Some(listed) => listed.entry().killed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(kept) => {}
+                () = killed => {}
+            }
+            drop(lingers);
+        });
     }
-    record.keeps(kept);
-    let lingers = slot.linger_as(ended);
+}
+
+/// The call's place, for as long as its slot is kept.
+fn lingering(record: &mut Record) -> Option<Listed> {
     let listed = record.hand_over_place();
     if let Some(listed) = &listed {
         listed.entry().state(State::Lingering);
     }
-    // Nothing waits for it: with the gateway's end there is no slot to keep.
-    worker.drivers.spawn(async move {
-        let killed = async {
-            match &listed {
-                Some(listed) => listed.entry().killed().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(kept) => {}
-            () = killed => {}
-        }
-        drop(lingers);
-    });
+    listed
 }
 
 /// Reads what follows the last event: nothing but the end of the body, if the server behaves.
@@ -206,6 +260,21 @@ async fn tail(mut body: UpstreamBody) -> Option<Box<Http1>> {
     };
     tokio::time::timeout(TAIL_TIME, end).await.ok()??;
     body.into_idle()
+}
+
+/// The next bytes; as long as there are none the call is seen to listen.
+async fn listen(
+    body: &mut UpstreamBody,
+    entry: Option<&Arc<Entry>>,
+) -> Option<Result<Bytes, Failure>> {
+    poll_fn(|cx| {
+        let polled = body.poll_data(cx);
+        if let Some(entry) = entry {
+            entry.listens(polled.is_pending());
+        }
+        polled
+    })
+    .await
 }
 
 /// The call ended before its answer began, after an exchange had begun.
@@ -242,16 +311,30 @@ pub fn never_answered(
         Duration::ZERO
     };
     record.work_ended(why);
-    let ended = match why {
-        WorkEnd::Cancelled => Ended::Cancelled,
-        _ => Ended::Error,
+    let tried = record.endpoint();
+    let leftover = Leftover {
+        worker: Arc::clone(worker),
+        upstream: Arc::clone(upstream),
+        endpoint: tried
+            .and_then(|tried| {
+                upstream
+                    .endpoints
+                    .iter()
+                    .find(|e| Arc::ptr_eq(&e.authority, tried))
+            })
+            .cloned(),
+        kept,
+        ended: match why {
+            WorkEnd::Cancelled => Ended::Cancelled,
+            _ => Ended::Error,
+        },
     };
     // A client that left abandons what is kept; one that has its answer does not.
     if matches!(rejection, Rejection::Gone) {
         drop(attendance);
-        give_back(worker, slot, (kept, ended), record);
+        leftover.give_back(slot, record);
     } else {
-        give_back(worker, slot, (kept, ended), record);
+        leftover.give_back(slot, record);
         attendance.done();
     }
 }
@@ -359,7 +442,7 @@ async fn read_on(running: &mut Running, mut source: Source, record: &mut Record)
             biased;
             () = running.cut.raised() => return WorkEnd::Cancelled,
             () = &mut killed => return WorkEnd::Cancelled,
-            data = running.body.data() => data,
+            data = listen(&mut running.body, entry.as_ref()) => data,
             () = tokio::time::sleep_until(bound.unwrap_or(until)) => {
                 if bound.is_some() {
                     running.held.attendance.overran(Bound::Time);

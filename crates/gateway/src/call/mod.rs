@@ -34,6 +34,7 @@ pub mod attempt;
 pub mod attendance;
 pub mod body;
 mod clock;
+pub mod confirm;
 pub mod contract;
 pub mod deadline;
 pub mod downstream;
@@ -55,6 +56,7 @@ pub use answer::Answer;
 pub use outcome::Rejection;
 
 use attendance::Attendance;
+use confirm::Inquiries;
 use deadline::{Patience, Tier};
 use downstream::{Downstream, Reader};
 use handover::Gone;
@@ -101,6 +103,10 @@ pub struct Worker {
     pub drivers: TaskTracker,
     pub tcp: TcpOptions,
     pub stream_buffer_bytes: usize,
+    /// Where servers are asked whether abandoned work has ended; one for all workers.
+    pub inquiries: Inquiries,
+    /// As in [`Caller`].
+    pub cut: Signal,
 }
 
 /// What the front knows about a route; the call acts on it.

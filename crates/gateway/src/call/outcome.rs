@@ -150,6 +150,39 @@ impl WorkEnd {
     }
 }
 
+/// How it is known that the upstream's work has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndKnown {
+    /// The answer came to its end, or the server failed.
+    Seen,
+    /// The exchange was closed, and the time of the contract is over; or the contract knows none.
+    Settled,
+    /// The server's own count showed it before that.
+    Confirmed,
+    /// The server's own count showed it after that, and until then that it ran on.
+    Late,
+    /// The server still showed it at the end of `confirm_within`.
+    GivenUp,
+    /// The operator took the slot back, whatever the server does.
+    Killed,
+    /// The gateway ended before it was known.
+    Unknown,
+}
+
+impl EndKnown {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Seen => "seen",
+            Self::Settled => "settled",
+            Self::Confirmed => "confirmed",
+            Self::Late => "late",
+            Self::GivenUp => "given_up",
+            Self::Killed => "killed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// Why a connection to an endpoint could not be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {

@@ -295,6 +295,9 @@ impl Relay {
         match running.body().poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
                 self.clock.waiting_since = None;
+                if let Some(entry) = &self.entry {
+                    entry.listens(false);
+                }
                 self.arrived(data);
                 Poll::Ready(Step::Again)
             }
@@ -309,7 +312,12 @@ impl Relay {
                 );
                 Poll::Ready(Step::Again)
             }
-            Poll::Pending => self.poll_time(cx, now),
+            Poll::Pending => {
+                if let Some(entry) = &self.entry {
+                    entry.listens(true);
+                }
+                self.poll_time(cx, now)
+            }
         }
     }
 

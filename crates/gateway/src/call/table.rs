@@ -4,7 +4,7 @@
 //! slot included. What changes in between is in the entry itself.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -39,6 +39,10 @@ pub struct Entry {
     phase: AtomicU8,
     state: AtomicU8,
     tokens: AtomicU64,
+    /// Milliseconds after the beginning at which the first token came; 0: none has.
+    first_token_ms: AtomicU64,
+    /// All that has come from the upstream was read, and its answer has not ended.
+    listens: AtomicBool,
     /// Milliseconds after the beginning at which the client left; 0: it has not.
     left_ms: AtomicU64,
     facts: Mutex<Facts>,
@@ -65,6 +69,8 @@ pub enum State {
     Abandoned,
     /// The exchange is over; the slot is kept because the server may run on.
     Lingering,
+    /// The time for that is over, and the server shows that it does run on.
+    Overdue,
 }
 
 /// Who ends a call from outside.
@@ -135,6 +141,8 @@ impl Table {
             phase: AtomicU8::new(Phase::Accepted as u8),
             state: AtomicU8::new(State::Attended as u8),
             tokens: AtomicU64::new(0),
+            first_token_ms: AtomicU64::new(0),
+            listens: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
             facts: Mutex::default(),
             stop: Stop::default(),
@@ -174,6 +182,14 @@ impl Table {
             .collect()
     }
 
+    /// Calls that the server at this endpoint certainly worked on at any time from `since` until now: their tokens came before, all that came
+    /// is read, and their end is not among it. A slow reader's call is none: its end may lie unread in the socket.
+    pub fn steady(&self, endpoint: &Arc<str>, since: Instant) -> usize {
+        let all = self.all();
+        let steady = all.iter().filter(|entry| entry.is_steady(endpoint, since));
+        steady.count()
+    }
+
     /// Ends the calls that `which` says; how many those were.
     pub fn stop(&self, by: By, which: impl Fn(&Entry) -> bool) -> usize {
         let all = self.all();
@@ -199,6 +215,11 @@ impl Shard {
     }
 }
 
+/// At least 1: 0 is what never happened.
+fn millis(after: Duration) -> u64 {
+    u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
 // === impl Entry ===
 
 impl Entry {
@@ -222,12 +243,34 @@ impl Entry {
 
     /// The client has left, so long after the beginning.
     pub fn left(&self, after: Duration) {
-        let millis = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
-        self.left_ms.store(millis, Ordering::Relaxed);
+        self.left_ms.store(millis(after), Ordering::Relaxed);
     }
 
     pub fn tokens(&self, tokens: u64) {
         self.tokens.store(tokens, Ordering::Relaxed);
+    }
+
+    /// Its first token came, so long after the beginning.
+    pub fn first_token(&self, after: Duration) {
+        self.first_token_ms.store(millis(after), Ordering::Relaxed);
+    }
+
+    /// Whether the upstream was just asked for more of the answer and had nothing yet.
+    pub fn listens(&self, listens: bool) {
+        self.listens.store(listens, Ordering::Relaxed);
+    }
+
+    /// The server certainly worked on it at any time from `since` until now, at this endpoint.
+    fn is_steady(&self, endpoint: &Arc<str>, since: Instant) -> bool {
+        let first = self.first_token_ms.load(Ordering::Relaxed);
+        let open = self.state.load(Ordering::Relaxed) < State::Lingering as u8;
+        let listens = self.listens.load(Ordering::Relaxed);
+        if first == 0 || !open || !listens || self.began + Duration::from_millis(first) > since {
+            return false;
+        }
+        let facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = facts.endpoint.as_ref();
+        at.is_some_and(|at| Arc::ptr_eq(at, endpoint))
     }
 
     /// Who wants the call to end, if anybody does.
@@ -283,7 +326,8 @@ impl Entry {
             state: match self.state.load(Ordering::Relaxed) {
                 0 => State::Attended,
                 1 => State::Abandoned,
-                _ => State::Lingering,
+                2 => State::Lingering,
+                _ => State::Overdue,
             },
             age,
             left,
@@ -298,6 +342,7 @@ impl State {
             Self::Attended => "attended",
             Self::Abandoned => "abandoned",
             Self::Lingering => "lingering",
+            Self::Overdue => "overdue",
         }
     }
 }

@@ -5,10 +5,12 @@ use std::num::NonZeroUsize;
 use super::file;
 use super::findings::Findings;
 use super::units::{Size, Time};
-use super::{Abandon, Contract, Kind, Upstream};
+use super::{Abandon, Confirm, Contract, Kind, Upstream};
 
 /// Bytes that may be read for nobody.
 const BYTES: Size = Size::mib(16);
+/// How much longer a slot is kept where the server still shows the work.
+const CONFIRM_WITHIN: Time = Time::secs(30);
 
 impl Abandon {
     /// What the kind says, for so many slots and one client key.
@@ -21,6 +23,8 @@ impl Abandon {
             tokens: None,
             at_once: half(slots).get(),
             per_key: None,
+            confirm: Confirm::Off,
+            confirm_within: CONFIRM_WITHIN.0,
         }
     }
 }
@@ -47,7 +51,12 @@ pub(super) fn build(
         tokens: bounds.tokens.map(u64::from),
         at_once: bounds.at_once.unwrap_or(default.at_once),
         per_key: bounds.per_key.or(share),
+        confirm: bounds.confirm.unwrap_or(default.confirm),
+        confirm_within: bounds
+            .confirm_within
+            .map_or(default.confirm_within, |time| time.0),
     };
+    check_confirm(&built, upstream, path, findings);
     check(&built, upstream, path, findings);
     built
 }
@@ -100,5 +109,30 @@ fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findin
                 "",
             );
         }
+    }
+}
+
+/// Refuses a count that the server does not keep, and a bound of nothing.
+fn check_confirm(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findings) {
+    let row = upstream.kind.row();
+    let shown = row.shows.confirm();
+    if built.confirm != Confirm::Off && shown != Confirm::Off && shown != built.confirm {
+        findings.wrong(
+            &format!("{path}.abandon.confirm"),
+            format!(
+                "\"{}\" is not what a server of kind \"{}\" shows",
+                built.confirm.name(),
+                row.name
+            ),
+            format!("write confirm = \"{}\"", shown.name()),
+        );
+    }
+    let within = format!("{path}.abandon.confirm_within");
+    if built.confirm == Confirm::Off && findings.is_given(&within) {
+        findings.wrong(
+            &within,
+            "bounds nothing where confirm is \"off\"",
+            "leave it out, or write confirm = \"vllm-metrics\" or \"llama-slots\"",
+        );
     }
 }

@@ -14,8 +14,8 @@ use super::tree::join;
 use super::units::{Size, Time, TimeOrOff};
 use super::upstreams::TIERS;
 use super::{
-    Abandon, Admin, ClientKey, Config, Contract, Cors, Kind, Limits, Loaded, Log, Pool, Price,
-    Server, ServerTls, Timeouts, Upstream, UpstreamTls,
+    Abandon, Admin, ClientKey, Config, Confirm, Contract, Cors, Kind, Limits, Loaded, Log, Pool,
+    Price, Server, ServerTls, Timeouts, Upstream, UpstreamTls,
 };
 
 /// What `tidegate check` prints.
@@ -303,6 +303,8 @@ impl Page<'_> {
             tokens,
             at_once,
             per_key,
+            confirm,
+            confirm_within,
         } = abandon;
         self.section("[upstreams.abandon]");
         if *contract != Contract::Cancel {
@@ -318,6 +320,11 @@ impl Page<'_> {
         }
         if let Some(per_key) = per_key {
             self.line("per_key", &at("per_key"), per_key);
+        }
+        self.line("confirm", &at("confirm"), quoted(confirm.name()));
+        if *confirm != Confirm::Off {
+            let within = time(*confirm_within);
+            self.line("confirm_within", &at("confirm_within"), within);
         }
     }
 

@@ -13,7 +13,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{Size, Time, TimeOrOff};
-use super::{AuthStyle, Contract, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels};
+use super::{
+    AuthStyle, Confirm, Contract, HalfClose, HttpVersion, Kind, Level, LogFormat, UnknownModels,
+};
 
 /// The configuration file of Tidegate.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -259,6 +261,14 @@ pub struct Abandon {
     /// all. Default: half of `slots` where there are several keys, else no bound.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub per_key: Option<NonZeroUsize>,
+    /// Ask the server itself whether the work has ended, once the exchange is closed: the slot is free as soon as the server's own count
+    /// shows it, and kept beyond `settle` while the count shows that the work goes on. Only for endpoints that are one server each, used by
+    /// this gateway alone: the count of a server behind a balancer, or of one that others use too, tells nothing of our calls. Default:
+    /// `"off"`.
+    pub confirm: Option<Confirm>,
+    /// How much longer than `settle` a slot is kept while the server shows that the work goes on; `"0s"`: no longer. Default: `"30s"`.
+    #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
+    pub confirm_within: Option<Time>,
 }
 
 /// Limits of waits for one upstream. Default of each: the value in `[timeouts]`.

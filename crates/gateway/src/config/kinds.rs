@@ -46,6 +46,18 @@ pub enum Contract {
     Linger,
 }
 
+/// Where the server is asked whether the work of an abandoned call has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confirm {
+    /// Nowhere: the slot is kept for `settle` (`abandon.time` under `linger`).
+    Off,
+    /// vLLM's gauges of running and waiting requests at `/metrics`.
+    VllmMetrics,
+    /// llama.cpp's slots at work at `/slots`.
+    LlamaSlots,
+}
+
 /// How a server shows what it is really running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shows {
@@ -336,6 +348,28 @@ impl Contract {
     }
 }
 
+impl Confirm {
+    /// As in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::VllmMetrics => "vllm-metrics",
+            Self::LlamaSlots => "llama-slots",
+        }
+    }
+}
+
+impl Shows {
+    /// The setting that asks there.
+    pub fn confirm(self) -> Confirm {
+        match self {
+            Self::Nothing => Confirm::Off,
+            Self::VllmMetrics => Confirm::VllmMetrics,
+            Self::LlamaSlots => Confirm::LlamaSlots,
+        }
+    }
+}
+
 impl Row {
     /// How long an idle connection is kept: shorter than the server keeps it.
     pub fn pool_idle(&self) -> Duration {
@@ -416,10 +450,9 @@ mod tests {
             let idle = row
                 .idle
                 .map_or_else(String::new, |idle| Time(idle).to_string());
-            let shows = match row.shows {
-                Shows::Nothing => "",
-                Shows::VllmMetrics => "`vllm:num_requests_running`",
-                Shows::LlamaSlots => "`/slots`",
+            let shows = match row.shows.confirm() {
+                Confirm::Off => String::new(),
+                confirm => format!("`{}`", confirm.name()),
             };
             let yes = |yes: bool| if yes { "yes" } else { "" };
             let health = row.health.map_or(String::new(), |path| format!("`{path}`"));

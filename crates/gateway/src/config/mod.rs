@@ -13,7 +13,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use kinds::{Contract, Kind};
+pub use kinds::{Confirm, Contract, Kind};
 pub use load::{Loaded, load, parse};
 pub use mistake::{Mistake, Mistakes, Place, Warning};
 pub use secret::Secret;
@@ -234,6 +234,10 @@ pub struct Abandon {
     pub at_once: usize,
     /// The most abandoned calls of one key before its next ones wait. `None`: no bound.
     pub per_key: Option<NonZeroUsize>,
+    /// Where the server is asked whether the work has ended.
+    pub confirm: Confirm,
+    /// How much longer than `settle` a slot is kept while the server shows that it has not.
+    pub confirm_within: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

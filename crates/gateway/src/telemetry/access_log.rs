@@ -45,9 +45,11 @@ pub struct Line<'a> {
     pub wait_ended_ms: Duration,
     pub work_end: &'static str,
     pub work_ended_ms: Option<Duration>,
+    /// How it is known that the work has ended.
+    pub end_known: Option<&'static str>,
     /// The bound of `[upstreams.abandon]` at which a drain became a cancel.
     pub overrun: Option<&'static str>,
-    /// How long the slot is kept after the exchange was closed.
+    /// How long the slot is kept after the exchange was closed; where the server was asked for the end of the work, how long it was.
     pub slot_kept_ms: Option<Duration>,
     /// Output tokens generated after the client had left.
     pub wasted_tokens: Option<u64>,
@@ -91,7 +93,7 @@ impl Line<'_> {
     fn write(&self, out: &mut Vec<u8>) {
         json::object!(out, self, {
             time, id, principal, peer, method, path, dialect, model, stream, upstream, endpoint, status, outcome, reason, phase,
-            wait_end, wait_ended_ms, work_end, work_ended_ms, overrun, slot_kept_ms, wasted_tokens, waste, wasted_ms, wasted_money, retry_of, settled_ms,
+            wait_end, wait_ended_ms, work_end, work_ended_ms, end_known, overrun, slot_kept_ms, wasted_tokens, waste, wasted_ms, wasted_money, retry_of, settled_ms,
             times: Times { received_ms, queued_ms, admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
             attempts, client_retry, request_bytes, response_bytes, events, input_tokens, output_tokens, usage, generation
         });
@@ -189,6 +191,7 @@ mod tests {
             wait_ended_ms: Duration::from_micros(12_300),
             work_end: "complete",
             work_ended_ms: None,
+            end_known: None,
             overrun: None,
             slot_kept_ms: None,
             wasted_tokens: None,

@@ -4,6 +4,7 @@
 
 pub mod access_log;
 mod json;
+mod limiters;
 pub mod lines;
 pub mod log;
 pub mod metrics;

@@ -58,6 +58,12 @@ fn touched() -> Metrics {
         key: "k".into(),
         source: "s",
     });
+    let result = ConfirmLabels {
+        upstream: Arc::clone(&upstream),
+        result: "r",
+    };
+    m.confirmations.get_or_create_owned(&result);
+    m.confirm_polls.get_or_create_owned(&result);
     m.abandoned_retries.get_or_create_owned(&one);
     m.retries.get_or_create_owned(&upstream_reason);
     m.call_seconds.get_or_create_owned(&one);

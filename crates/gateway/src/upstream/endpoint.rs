@@ -36,6 +36,10 @@ pub struct EndpointState {
     told: AtomicBool,
     ejections: Seldom,
     shortages: Seldom,
+    /// The page on which it shows its work could not be read when it was last asked for.
+    page_fails: AtomicBool,
+    /// When that was.
+    page_asked: Mutex<Option<Instant>>,
 }
 
 /// Lets through what is worth a line in the log: the first, and another one only after [`NEWS_AFTER`].
@@ -84,6 +88,8 @@ impl EndpointState {
             told: AtomicBool::new(false),
             ejections: Seldom::default(),
             shortages: Seldom::default(),
+            page_fails: AtomicBool::new(false),
+            page_asked: Mutex::new(None),
             authority,
             address,
         }
@@ -148,6 +154,35 @@ impl EndpointState {
     /// This machine had no socket for it: whether that is worth a line in the log.
     pub fn shortage_is_news(&self) -> bool {
         self.shortages.is_news()
+    }
+
+    /// The page on which the server shows its work could not be read. Whether that is worth a line in the log.
+    pub fn page_failed(&self) -> bool {
+        !self.page_fails.swap(true, Ordering::Relaxed)
+    }
+
+    /// It could be read. Whether the log says otherwise.
+    pub fn page_was_read(&self) -> bool {
+        self.page_fails.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn page_fails(&self) -> bool {
+        self.page_fails.load(Ordering::Relaxed)
+    }
+
+    /// When it was last asked for its page.
+    pub fn page_asked(&self) -> Option<Instant> {
+        *self
+            .page_asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn page_was_asked(&self, at: Instant) {
+        *self
+            .page_asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(at);
     }
 
     pub fn is_ejected(&self) -> bool {

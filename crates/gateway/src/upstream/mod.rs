@@ -19,6 +19,7 @@ pub mod http1;
 #[cfg(test)]
 mod http2_tests;
 pub mod mask;
+pub mod page;
 pub mod pick;
 pub mod pool;
 mod preface;

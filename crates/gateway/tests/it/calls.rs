@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 /// A request on the admin port: status and body.
-async fn admin(gate: &Gate, method: &str, path: &str) -> (u16, Value) {
+pub(crate) async fn admin(gate: &Gate, method: &str, path: &str) -> (u16, Value) {
     let address: SocketAddr = gate.gateway.admin_addr().expect("an admin port");
     let mut client = RawClient::connect(address).await.expect("connected");
     let request = format!(
@@ -35,7 +35,7 @@ async fn listed(gate: &Gate) -> Vec<Value> {
 }
 
 /// The one call in flight, once `holds`.
-async fn the_call(gate: &Gate, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn the_call(gate: &Gate, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let end = tokio::time::Instant::now() + SOON;
     loop {
         let calls = listed(gate).await;

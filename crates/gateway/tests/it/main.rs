@@ -12,6 +12,7 @@ mod books;
 mod bounds;
 mod calls;
 mod cases;
+mod confirm;
 mod contracts;
 mod descriptors;
 mod echo;

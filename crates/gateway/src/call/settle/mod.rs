@@ -6,11 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, Method};
 use tidegate_wire::{Dialect, Facts, Peek};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::attendance::Attendance;
 use super::contract::Bound;
-use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
+use super::outcome::{EndKnown, Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::retried::{Mark, Retried};
 use super::table::{By, Entry, Listed, State};
 use super::upload::Upload;
@@ -22,6 +23,7 @@ use crate::upstream::route::Target;
 use crate::usage::Meter;
 
 mod books;
+mod kept;
 
 /// Longest model name or path that is kept for the log.
 const SHOWN_CHARS: usize = 128;
@@ -58,6 +60,10 @@ pub struct Record {
     response_bytes: u64,
     /// How long the slot is kept after the exchange.
     kept: Duration,
+    /// How it is known that the work has ended, where that is not plain.
+    known: Option<EndKnown>,
+    /// Who keeps the slot until the server shows that the work has ended: it settles the record.
+    keeper: Option<oneshot::Sender<Box<Self>>>,
     retried: Retried,
     /// What its retry would be known by.
     mark: Option<Mark>,
@@ -123,9 +129,13 @@ impl Record {
     }
 
     fn new(caller: &Caller, log: AccessLog, who: Who) -> Self {
+        Self::with((&caller.metrics, &caller.retried), log, who)
+    }
+
+    fn with((metrics, retried): (&Arc<Metrics>, &Retried), log: AccessLog, who: Who) -> Self {
         let now = Instant::now();
         Self {
-            metrics: Arc::clone(&caller.metrics),
+            metrics: Arc::clone(metrics),
             upstream: None,
             log,
             listed: None,
@@ -150,7 +160,9 @@ impl Record {
             request_bytes: 0,
             response_bytes: 0,
             kept: Duration::ZERO,
-            retried: caller.retried.clone(),
+            known: None,
+            keeper: None,
+            retried: retried.clone(),
             mark: None,
             retry_of: None,
             generation: None,
@@ -282,9 +294,18 @@ impl Record {
         self.times.received_ms = Some(self.elapsed());
     }
 
-    /// The slot is kept for so long after the exchange.
-    pub fn keeps(&mut self, kept: Duration) {
-        self.kept = kept;
+    /// The endpoint that was tried last, by its name.
+    pub fn endpoint(&self) -> Option<&Arc<str>> {
+        self.endpoint.as_ref()
+    }
+
+    pub fn generation(&self) -> Option<&Arc<Generation>> {
+        self.generation.as_ref()
+    }
+
+    /// When the first token came.
+    pub fn first_token_at(&self) -> Option<Instant> {
+        Some(self.began + self.times.first_token_ms?)
     }
 
     pub fn routed(&mut self, target: &Target<'_>, peek: Option<&Peek>) {
@@ -343,6 +364,9 @@ impl Record {
         if self.times.first_token_ms.is_none() {
             let elapsed = self.elapsed();
             self.times.first_token_ms = Some(elapsed);
+            if let Some(entry) = self.entry() {
+                entry.first_token(elapsed);
+            }
             if let Some(upstream) = &self.upstream {
                 upstream.ttft_seconds.observe(elapsed.as_secs_f64());
             }
@@ -420,6 +444,9 @@ impl Record {
         let elapsed = self.elapsed();
         let why = if self.worked { why } else { WorkEnd::None };
         self.work.get_or_insert((why, elapsed));
+        if let Some(entry) = self.entry() {
+            entry.listens(false);
+        }
     }
 
     pub fn timed_out(&self, tier: super::deadline::Tier) {
@@ -448,11 +475,16 @@ impl Record {
             .map_or_else(|| "".into(), |u| Arc::clone(&u.name))
     }
 
-    /// Writes the record; later calls change nothing.
+    /// Writes the record; later calls change nothing. Where the slot is kept until the server shows that the work has ended, it is written
+    /// then.
     pub fn settle(&mut self) {
-        if std::mem::replace(&mut self.settled, true) {
+        if self.settled {
             return;
         }
+        if self.hand_on() {
+            return;
+        }
+        self.settled = true;
         let (outcome, reason) = self.outcome.unwrap_or((Outcome::Internal, Some("dropped")));
         let unknown = (WaitEnd::Failed, self.elapsed(), self.phase);
         let (wait, waited, phase) = self.wait.unwrap_or(unknown);
@@ -472,9 +504,7 @@ impl Record {
             self.count_waste(&waste);
             waste
         });
-        if let (true, Some(mark)) = (left, self.mark) {
-            self.retried.abandoned(mark, &self.who.id);
-        }
+        self.mark_abandoned();
         if !self.log.is_on() {
             return;
         }
@@ -499,6 +529,7 @@ impl Record {
             wait_ended_ms: waited,
             work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
             work_ended_ms: work.map(|(_, at)| at),
+            end_known: self.end_known(work.map(|(why, _)| why)),
             overrun: self.overrun.map(Bound::name),
             slot_kept_ms: (!self.kept.is_zero()).then_some(self.kept),
             wasted_tokens: waste.and_then(|(waste, _)| waste.tokens),

@@ -43,6 +43,9 @@ pub(super) fn one_setting(path: &str, value: &str) -> String {
         "upstreams" => format!("{upstream}{name} = {value}\n"),
         "keys" if name == "name" => format!("[[keys]]\n{name} = {value}\nkey = \"k\"\n{upstream}"),
         "keys" => format!("[[keys]]\nname = \"n\"\n{name} = {value}\n{upstream}"),
+        "upstreams.abandon" if name == "confirm_within" => {
+            format!("{upstream}abandon.confirm = \"llama-slots\"\nabandon.{name} = {value}\n")
+        }
         // The bounds are those of a contract that has them.
         "upstreams.abandon" => {
             format!("{upstream}on_abandon = \"drain\"\nabandon.{name} = {value}\n")

@@ -330,6 +330,48 @@ fn a_key_of_several_has_a_share_of_the_leftovers() {
     assert_eq!(share(&format!("{two}abandon.per_key = 1")), Some(1));
 }
 
+#[test]
+fn the_count_that_is_asked_for_is_one_that_the_server_keeps() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    for (text, expected) in [
+        (
+            "abandon.confirm = \"vllm-metric\"",
+            "did you mean \"vllm-metrics\"?",
+        ),
+        (
+            "kind = \"llama.cpp\"\nabandon.confirm = \"vllm-metrics\"",
+            "is not what a server of kind \"llama.cpp\" shows\n    write confirm = \"llama-slots\"",
+        ),
+        (
+            "abandon.confirm_within = \"5s\"",
+            "bounds nothing where confirm is \"off\"",
+        ),
+        (
+            "abandon.confirm = \"llama-slots\"\nabandon.confirm_within = \"2h\"",
+            "2h is too large",
+        ),
+    ] {
+        let said = refused(&format!("{upstream}{text}"));
+        assert!(said.contains(expected), "{text}\n{said}");
+        assert!(said.contains("tidegate.toml:"), "{said}");
+    }
+    let asks = loaded(&format!(
+        "{upstream}kind = \"vllm\"\nabandon.confirm = \"vllm-metrics\"\nabandon.confirm_within = \"5s\""
+    ));
+    let abandon = &asks.config.upstreams[0].abandon;
+    let seen = (abandon.confirm, abandon.confirm_within);
+    assert_eq!(seen, (Confirm::VllmMetrics, Duration::from_secs(5)));
+    let printed = effective::toml(&asks);
+    assert!(
+        printed.contains("confirm = \"vllm-metrics\" # tidegate.toml:4"),
+        "{printed}"
+    );
+    assert!(
+        printed.contains("confirm_within = \"5s\" # tidegate.toml:5"),
+        "{printed}"
+    );
+}
+
 /// Bounds of zero, bounds that nothing obeys, contracts that say two things.
 #[test]
 fn contracts_that_contradict_themselves_are_refused() {
