@@ -219,12 +219,15 @@ impl RawClient {
 
     /// Reads more of the body once; how it ended, if it has.
     async fn more(&mut self) -> io::Result<Option<BodyEnd>> {
-        let Some(decoder) = &mut self.decoder else {
-            return Ok(self.end);
-        };
         if self.end.is_some() {
             return Ok(self.end);
         }
+        let Some(decoder) = &mut self.decoder else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "no head has been read: call `head` before the body",
+            ));
+        };
         let Ok(used) = decoder.decode(&self.buf, &mut self.body) else {
             self.end = Some(BodyEnd::Garbage);
             return Ok(self.end);
@@ -252,6 +255,7 @@ impl RawClient {
     }
 
     /// Reads the rest of the body; also what `events` has already given out.
+    /// Like all that read the body, it is an error before a head was read.
     pub async fn rest(&mut self) -> io::Result<(Vec<u8>, BodyEnd)> {
         loop {
             if let Some(end) = self.more().await? {

@@ -359,3 +359,26 @@ async fn the_control_paths_answer_another_process() {
     let truth: tidegate_rig::Truth = serde_json::from_slice(&body).expect("json");
     assert_eq!((truth.calls_begun, truth.ended()), (1, 1));
 }
+
+#[tokio::test]
+async fn a_body_before_its_head_is_an_error_and_no_endless_loop() {
+    let upstream = start().await;
+    let mut client = RawClient::connect(upstream.addr()).await.expect("connect");
+    let body = chat(json!({"stream": true}));
+    client
+        .post("/v1/chat/completions", &body)
+        .await
+        .expect("sent");
+    let errors = [
+        client.events(1).await.expect_err("no head"),
+        client.rest().await.expect_err("no head"),
+        client.body_bytes(1).await.expect_err("no head"),
+        client.all_events().await.expect_err("no head"),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("call `head`"), "{error}");
+    }
+    assert_eq!(client.head().await.expect("head").status, 200);
+    assert_eq!(client.events(2).await.expect("events").len(), 2);
+}
