@@ -9,6 +9,7 @@ mod answer;
 pub mod bench;
 pub mod cli;
 pub mod clock;
+pub mod compare;
 mod http1;
 pub mod load;
 mod naive;

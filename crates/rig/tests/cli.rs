@@ -34,10 +34,10 @@ impl Drop for Server {
 
 fn storm(target: &str, upstream: &str, pid: u32) -> Output {
     Command::new(RIG)
-        .args(["load", "storm", "--users", "20", "--calls", "40"])
-        .args(["--target", target, "--upstream", upstream])
-        .args(["--pid", &pid.to_string()])
-        .args(["--no-undisturbed", "--json"])
+        .args(["storm", "abort", "--users", "20", "--calls", "40"])
+        .args(["--target", &format!("http://{target}")])
+        .args(["--upstream", upstream, "--pid", &pid.to_string()])
+        .args(["--quiet", "--json", "-"])
         .args(["--max-waste", "10%", "--max-running-after", "0"])
         .args(["--max-errors", "0", "--max-close-wait", "0"])
         .output()
@@ -50,13 +50,14 @@ fn bars_decide_the_exit_code() {
     let direct = storm(&upstream.1, &upstream.1, upstream.0.id());
     assert_eq!(direct.status.code(), Some(0), "{direct:?}");
     let json: serde_json::Value = serde_json::from_slice(&direct.stdout).expect("json");
-    assert_eq!(json["calls"], 40);
-    assert!(json["peak"]["rss_kib"].as_u64().expect("sampled") > 0);
+    let report = &json["runs"][0]["report"];
+    assert_eq!(report["calls"], 40);
+    assert!(report["peak"]["rss_kib"].as_u64().expect("sampled") > 0);
     let naive = Server::start(&["naive-proxy", "--upstream", &upstream.1]);
     let judged = storm(&naive.1, &upstream.1, naive.0.id());
     assert_eq!(judged.status.code(), Some(1), "{judged:?}");
     let words = String::from_utf8_lossy(&judged.stderr);
-    assert!(words.contains("FAILED waste"), "{words}");
+    assert!(words.contains("FAILED gateway abort: waste"), "{words}");
 }
 
 /// A storm of the program's own upstream, with everything written down.
@@ -92,7 +93,7 @@ fn a_storm_leaves_a_table_a_document_and_a_page() {
         "scenario",
         "abort",
         "steady",
-        "ceiling",
+        "without a gateway",
         "first event",
         "upstream",
     ] {
@@ -149,7 +150,22 @@ fn bad_input_is_said_in_clear_words() {
         (&["storm", "drain", "abort"], "last scenario"),
         (&["storm", "--max-waste", "1%"], "--upstream-listen"),
         (
-            &["storm", "--target", "http://127.0.0.1:1", "--max-mib", "1"],
+            &["storm", "idle", "--max-waste", "1%"],
+            "--max-waste: idle has no such figure",
+        ),
+        (
+            &["storm", "--max-amplification", "1"],
+            "--max-amplification: abort has no such figure",
+        ),
+        (
+            &[
+                "storm",
+                "idle",
+                "--target",
+                "http://127.0.0.1:1",
+                "--max-mib",
+                "1",
+            ],
             "give --pid",
         ),
         (

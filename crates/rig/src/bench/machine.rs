@@ -66,7 +66,7 @@ impl Machine {
 /// The command line, programs without their directories.
 fn arguments() -> String {
     let short = |a: String| match Path::new(&a).file_name() {
-        Some(name) if a.contains('/') => name.to_string_lossy().into_owned(),
+        Some(name) if a.contains('/') && !a.contains("://") => name.to_string_lossy().into_owned(),
         _ => a,
     };
     std::env::args().map(short).collect::<Vec<_>>().join(" ")

@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::figures::{Get, after, count, left_over, median, ratio, values};
+use super::Machine;
 use super::verdict::{Verdict, verdicts};
-use super::{Machine, Run};
-use crate::load::Report;
+use crate::compare::{Get, Run, after, names, ratio, spread, values};
+use crate::load::{Report, float};
+use crate::storm::Ceiling;
 
 /// One column of a scenario's table.
 struct Column {
@@ -22,7 +23,7 @@ struct Table {
 }
 
 fn errors(report: &Report) -> Option<f64> {
-    count(report.error_count())
+    Some(float(report.error_count()))
 }
 
 const fn column(title: &'static str, digits: usize, get: Get) -> Column {
@@ -33,11 +34,11 @@ const STORM: &[Column] = &[
     column("wasted, % of planned", 3, |r| {
         Some(r.waste?.percent_of_planned)
     }),
-    column("wasted tokens", 0, |r| count(r.waste?.wasted)),
-    column("running after 1 s", 0, |r| count(r.running_after?)),
+    column("wasted tokens", 0, |r| Some(float(r.waste?.wasted))),
+    column("running after 1 s", 0, |r| r.running_after.map(float)),
     column("CLOSE_WAIT", 0, |r| after(r, "CLOSE_WAIT")),
     column("TIME_WAIT", 0, |r| after(r, "TIME_WAIT")),
-    column("MiB left over", 1, left_over),
+    column("MiB left over", 1, Report::memory_left),
     column("first event p99 ms", 2, |r| Some(r.first_event?.p99_ms)),
     column("the same undisturbed", 2, |r| {
         Some(r.first_event_undisturbed?.p99_ms)
@@ -52,7 +53,7 @@ const TABLES: &[Table] = &[
         columns: &[
             column("µs of CPU a call", 1, |r| r.cpu_us_per_call),
             column("calls/s", 0, |r| {
-                (r.seconds > 0.0).then(|| count(r.calls).map(|c| c / r.seconds))?
+                (r.seconds > 0.0).then(|| float(r.calls) / r.seconds)
             }),
             column("p50 ms", 2, |r| Some(r.latency?.p50_ms)),
             column("p99 ms", 2, |r| Some(r.latency?.p99_ms)),
@@ -71,6 +72,18 @@ const TABLES: &[Table] = &[
         ],
     },
     Table {
+        scenario: "steady",
+        title: "200 users who read answers of 50 tokens, one after the other, a connection each",
+        columns: &[
+            column("µs of CPU a call", 1, |r| r.cpu_us_per_call),
+            column("first event p50 ms", 2, |r| Some(r.first_event?.p50_ms)),
+            column("first event p99 ms", 2, |r| Some(r.first_event?.p99_ms)),
+            column("delay p99 ms", 3, |r| Some(r.delay?.p99_ms)),
+            column("TIME_WAIT", 0, |r| after(r, "TIME_WAIT")),
+            column("errors", 0, errors),
+        ],
+    },
+    Table {
         scenario: "idle",
         title: "Idle streams",
         columns: &[
@@ -84,6 +97,7 @@ const TABLES: &[Table] = &[
         title: "200 slow readers of a fast upstream",
         columns: &[
             column("MiB taken", 1, |r| r.mib_taken),
+            column("running after 1 s", 0, |r| r.running_after.map(float)),
             column("errors", 0, errors),
         ],
     },
@@ -99,28 +113,12 @@ const TABLES: &[Table] = &[
     },
 ];
 
-fn spread(values: &[(usize, f64)], digits: usize) -> String {
-    let plain: Vec<f64> = values.iter().map(|(_, v)| *v).collect();
-    let low = plain.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = plain.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    match median(plain) {
-        None => "–".to_owned(),
-        Some(m) if low.total_cmp(&high).is_eq() => format!("{m:.digits$}"),
-        Some(m) => format!("{m:.digits$} ({low:.digits$}–{high:.digits$})"),
-    }
-}
-
 /// The page.
 #[must_use]
-pub fn markdown(machine: &Machine, runs: &[Run]) -> String {
+pub fn markdown(machine: &Machine, ceiling: Option<Ceiling>, runs: &[Run]) -> String {
     let mut page = String::from("# Benchmarks\n\n");
-    preface(&mut page, machine, runs);
-    let mut names: Vec<&str> = Vec::new();
-    for run in runs {
-        if !names.contains(&run.contender.as_str()) {
-            names.push(&run.contender);
-        }
-    }
+    preface(&mut page, machine, ceiling, runs);
+    let mut names = names(runs, |r| &r.gateway);
     let order = ["direct", "nginx", "HAProxy", "Tidegate", "naive"];
     names.sort_by_key(|n| order.iter().position(|o| o == n));
     for table in TABLES {
@@ -166,13 +164,13 @@ fn put(page: &mut String, text: std::fmt::Arguments<'_>) {
     page.write_fmt(text).expect("a String takes any text");
 }
 
-fn preface(page: &mut String, machine: &Machine, runs: &[Run]) {
+fn preface(page: &mut String, machine: &Machine, ceiling: Option<Ceiling>, runs: &[Run]) {
     let rounds = runs.iter().map(|r| r.round + 1).max().unwrap_or(0);
     put(
         page,
         format_args!(
             "Written by `rig bench`. Medians of {rounds} interleaved rounds, lowest and highest in brackets; \
-             ratios are medians of the ratios within a round. Load, upstream and gateway share the machine. \
+             ratios are taken within a round. Load, upstream and gateway share the machine. \
              CPU is the gateway's processes alone, from the scheduler's counters. Delay is from the upstream's \
              stamp to the client's read, so the direct connection's line is the floor of the others. \
              Others' CPU is what neither load nor upstream nor gateway used: above a few percent, take the row with care.\n\n"
@@ -191,10 +189,20 @@ fn preface(page: &mut String, machine: &Machine, runs: &[Run]) {
             machine.command
         ),
     );
+    if let Some(ceiling) = ceiling {
+        put(
+            page,
+            format_args!("- Load and upstream without a gateway: {ceiling}\n"),
+        );
+    }
     for (name, version) in &machine.versions {
         put(page, format_args!("- {name}: {version}\n"));
     }
     page.push('\n');
+}
+
+fn cell(values: &[(usize, f64)], digits: usize) -> String {
+    spread(values).map_or_else(|| "–".to_owned(), |s| s.text(digits))
 }
 
 fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
@@ -218,19 +226,19 @@ fn table_into(page: &mut String, table: &Table, names: &[&str], runs: &[Run]) {
         put(page, format_args!("| {name} |"));
         for column in table.columns {
             let values = values(runs, table.scenario, name, column.get);
-            put(page, format_args!(" {} |", spread(&values, column.digits)));
+            put(page, format_args!(" {} |", cell(&values, column.digits)));
         }
         let others: Vec<(usize, f64)> = runs
             .iter()
-            .filter(|r| r.scenario == table.scenario && r.contender == *name)
+            .filter(|r| r.scenario == table.scenario && r.gateway == *name)
             .filter_map(|r| Some((r.round, r.others_percent?)))
             .collect();
-        put(page, format_args!(" {} |", spread(&others, 0)));
+        put(page, format_args!(" {} |", cell(&others, 0)));
         let mine = values(runs, table.scenario, name, first);
         for rival in &rivals {
             let theirs = values(runs, table.scenario, rival, first);
             let ratio = ratio(&mine, &theirs).filter(|_| name != rival);
-            let text = ratio.map_or_else(|| "–".to_owned(), |r| format!("{r:.2}"));
+            let text = ratio.map_or_else(|| "–".to_owned(), |r| r.text(2));
             put(page, format_args!(" {text} |"));
         }
         page.push('\n');

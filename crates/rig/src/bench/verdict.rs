@@ -1,7 +1,7 @@
 //! The bars the project has set itself.
 
-use super::Run;
-use super::figures::{Get, after, count, left_over, median, ratio, values};
+use crate::compare::{Get, Run, after, ratio, spread, values};
+use crate::load::{Report, float};
 
 /// One bar and whether it was met.
 #[derive(Clone, Debug)]
@@ -51,11 +51,11 @@ impl Bar {
 }
 
 const WASTED: Get = |r| Some(r.waste?.percent_of_planned);
-const RUNNING: Get = |r| count(r.running_after?);
+const RUNNING: Get = |r| r.running_after.map(float);
 const CLOSE_WAIT: Get = |r| after(r, "CLOSE_WAIT");
 const TIME_WAIT: Get = |r| after(r, "TIME_WAIT");
 const UNDISTURBED: Get = |r| Some(r.first_event?.p99_ms / r.first_event_undisturbed?.p99_ms);
-const ERRORS: Get = |r| count(r.error_count());
+const ERRORS: Get = |r| Some(float(r.error_count()));
 
 const BARS: &[Bar] = &[
     bar("CPU a call, times nginx's", 1.3, "calls", |r| {
@@ -80,7 +80,7 @@ const BARS: &[Bar] = &[
     bar("RST: running after 1 s", 0.0, "storm-rst", RUNNING),
     bar("RST: CLOSE_WAIT", 0.0, "storm-rst", CLOSE_WAIT),
     bar("RST: TIME_WAIT", 149.0, "storm-rst", TIME_WAIT),
-    bar("RST: MiB left over", 8.0, "storm-rst", left_over),
+    bar("RST: MiB left over", 8.0, "storm-rst", Report::memory_left),
     bar(
         "RST: first event p99, times the undisturbed",
         1.5,
@@ -92,7 +92,7 @@ const BARS: &[Bar] = &[
     bar("FIN: running after 1 s", 0.0, "storm-fin", RUNNING),
     bar("FIN: CLOSE_WAIT", 0.0, "storm-fin", CLOSE_WAIT),
     bar("FIN: TIME_WAIT", 149.0, "storm-fin", TIME_WAIT),
-    bar("FIN: MiB left over", 8.0, "storm-fin", left_over),
+    bar("FIN: MiB left over", 8.0, "storm-fin", Report::memory_left),
     bar(
         "FIN: first event p99, times the undisturbed",
         1.5,
@@ -110,8 +110,9 @@ pub fn verdicts(runs: &[Run], who: &str) -> Vec<Verdict> {
         let mine = of(bar, who);
         let value = match bar.rival {
             Some(rival) => ratio(&mine, &of(bar, rival)),
-            None => median(mine.into_iter().map(|(_, v)| v).collect()),
+            None => spread(&mine),
         };
+        let value = value.map(|v| v.median);
         Verdict {
             bar: bar.name,
             limit: bar.limit,
@@ -125,12 +126,11 @@ pub fn verdicts(runs: &[Run], who: &str) -> Vec<Verdict> {
 mod tests {
     use super::*;
     use crate::bench::{Machine, markdown};
-    use crate::load::Report;
 
-    fn run(round: usize, contender: &str, cpu: f64) -> Run {
+    fn run(round: usize, gateway: &str, cpu: f64) -> Run {
         Run {
             round,
-            contender: contender.to_owned(),
+            gateway: gateway.to_owned(),
             scenario: "calls".to_owned(),
             others_percent: None,
             report: Report {
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(verdicts[0].value, Some(1.2));
         assert!(verdicts[0].met());
         assert!(!verdicts[1].met(), "not measured is not met");
-        let page = markdown(&Machine::default(), &runs);
+        let page = markdown(&Machine::default(), None, &runs);
         assert!(page.contains("| Tidegate | 22.0 (12.0–30.0) |"), "{page}");
     }
 }

@@ -30,7 +30,7 @@ Ways of treating a close (--on-close): stop, step, late:TIME, tokens:N, poll:TIM
   tokens so many tokens later
 
 Paths: GET /__rig/truth what really happens, GET /__rig/calls the last calls one by one (--keep),
-POST /__rig/reset. Ends with SIGINT or SIGTERM, and then prints the truth to standard error.";
+POST /__rig/reset forgets the counts, POST /__rig/cut resets all connections. Ends with SIGINT or SIGTERM, and then prints the truth to standard error.";
 
 /// Settings of the fake upstream.
 #[derive(Clone, Debug, Args)]

@@ -1,5 +1,6 @@
 //! `rig`: fake upstream, load, bench, and a proxy that must fail.
 
+mod bars;
 mod bench;
 mod fake;
 mod load;

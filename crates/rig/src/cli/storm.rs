@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::load::BarArgs;
+use super::bars::BarArgs;
 use super::words::TimeMs;
 use crate::Script;
 use crate::bench::Machine;
+use crate::compare::Run;
 use crate::load::Bars;
 use crate::storm::{
-    By, Ceiling, Gateway, Plan, Run, Scenario, Source, VanishArgs, ceiling, compare, page, ratios,
-    upstream_at, vanish_clients,
+    By, Ceiling, Failure, Gateway, Plan, Scenario, Source, VanishArgs, ceiling, compare,
+    failures as of_run, page, ratios, side_by_side, upstream_at, vanish_clients,
 };
 
 /// Text after the options' list.
@@ -69,9 +70,9 @@ pub struct StormArgs {
     /// Calls in all, of scenarios that count them [default: ten for each user]
     #[arg(long, value_name = "N")]
     calls: Option<u64>,
-    /// Length of the other scenarios
-    #[arg(long, value_name = "N", default_value_t = 10.0)]
-    seconds: f64,
+    /// Length of the other scenarios [default: 10; `vanish` waits up to 60 for the work to end]
+    #[arg(long, value_name = "N")]
+    seconds: Option<f64>,
     /// Calls a second of `burst`
     #[arg(long, value_name = "N", default_value_t = 100.0)]
     rate: f64,
@@ -87,6 +88,9 @@ pub struct StormArgs {
     /// How users leave
     #[arg(long, value_enum, default_value_t = By::Rst)]
     by: By,
+    /// Before `abort`, also time the first event while nobody leaves (--max-first-event-ratio does so too)
+    #[arg(long)]
+    undisturbed: bool,
     /// How long users wait who leave without an answer
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     patience: TimeMs,
@@ -131,7 +135,7 @@ struct Document<'a> {
     ceiling: Option<Ceiling>,
     runs: &'a [Run],
     compared: Vec<crate::storm::Compared>,
-    failures: &'a [String],
+    failures: &'a [Failure],
 }
 
 fn wrong(text: impl Into<String>) -> io::Error {
@@ -157,6 +161,7 @@ impl StormArgs {
                 self.rounds
             },
             limit: Duration::from_millis(self.limit.whole()),
+            undisturbed: self.undisturbed || self.bars.bars().max_first_event_ratio.is_some(),
             progress: !self.quiet,
         }
     }
@@ -220,7 +225,7 @@ impl StormArgs {
             return Err(wrong("--users, --rounds and --tokens are 1 or more"));
         }
         let sane = |n: f64| n.is_finite() && n > 0.0 && n <= 1e6;
-        if !sane(self.seconds) || !sane(self.rate) {
+        if !self.seconds.is_none_or(sane) || !sane(self.rate) {
             return Err(wrong(
                 "--seconds and --rate are above 0 and at most 1000000",
             ));
@@ -235,18 +240,40 @@ impl StormArgs {
                 return Err(wrong("drain: give the gateway's process with --pid"));
             }
         }
+        let judged = |bar: &&str| {
+            let of = |s: &Scenario| s.judged(bars).set().contains(bar);
+            scenarios.iter().any(of)
+        };
+        if let Some(bar) = bars.set().into_iter().find(|bar| !judged(bar)) {
+            let names: Vec<&str> = scenarios.iter().map(|s| s.name()).collect();
+            return Err(wrong(format!(
+                "{bar}: {} has no such figure; leave it out, or add a scenario that has it (--help)",
+                names.join(", ")
+            )));
+        }
         let truth = self.upstream.is_some() || self.upstream_listen.is_some();
         if !truth && bars.needs_truth() {
             return Err(wrong(
                 "a bar on waste, on what runs on or on amplification needs --upstream or --upstream-listen",
             ));
         }
-        if gateways.iter().any(|g| g.pid.is_none()) && bars.needs_process() {
-            return Err(wrong(
-                "a bar on memory or CPU needs the gateway's process; it is not found by its port: give --pid",
-            ));
+        let unseen = |g: &&Gateway| g.pid.is_none() && !self.is_upstream(g);
+        if let Some(gateway) = gateways.iter().find(unseen)
+            && bars.needs_process()
+        {
+            return Err(wrong(format!(
+                "a bar on memory or CPU needs the gateway's process; that of {} is not found by its port: give --pid",
+                gateway.url()
+            )));
         }
         Ok(())
+    }
+
+    /// Whether nothing stands between users and upstream: such a gateway has no
+    /// process to be judged.
+    fn is_upstream(&self, gateway: &Gateway) -> bool {
+        let upstreams = [self.upstream, self.upstream_listen];
+        upstreams.into_iter().flatten().any(|a| gateway.is(a))
     }
 
     async fn source(&self) -> io::Result<Option<Source>> {
@@ -285,8 +312,13 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
         &args.scenarios(),
         &plan,
         |run| {
-            let shown = show(run, ceiling, tables, plan.rounds > 1);
-            failures.extend(run.failures(&bars));
+            let shown = show(run, ceiling, tables, &args, plan.rounds);
+            let direct = |g: &Gateway| g.name == run.gateway && args.is_upstream(g);
+            let bars = match gateways.iter().any(direct) {
+                true => bars.without_process(),
+                false => bars.clone(),
+            };
+            failures.extend(of_run(run, &bars));
             if let Err(e) = shown {
                 super::complain(&format!("standard output: {e}"));
             }
@@ -294,7 +326,7 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
     )
     .await;
     if !args.compare.is_empty() && tables {
-        super::say(&side_by_side(&runs))?;
+        super::say(side_by_side(&runs).trim_end())?;
     }
     for failure in &failures {
         super::complain(&format!("FAILED {failure}"));
@@ -325,58 +357,23 @@ fn write(file: &std::path::Path, text: &str) -> io::Result<()> {
     std::fs::write(file, text).map_err(|e| wrong(format!("{}: {e}", file.display())))
 }
 
-fn show(run: &Run, ceiling: Option<Ceiling>, tables: bool, several: bool) -> io::Result<()> {
+fn show(
+    run: &Run,
+    ceiling: Option<Ceiling>,
+    tables: bool,
+    args: &StormArgs,
+    rounds: usize,
+) -> io::Result<()> {
     if !tables {
         return Ok(());
     }
     let mut text = String::new();
-    if several {
-        text = format!("{} round {}\n", run.gateway, run.round + 1);
+    if !args.compare.is_empty() {
+        text = format!("{}, round {} of {rounds}\n", run.gateway, run.round + 1);
     }
     text.push_str(&run.report.table());
-    if let Some(c) = ceiling {
-        text.push_str(&format!(
-            "ceiling without a gateway  {:.0} calls/s, {:.0} chunks/s\n",
-            c.calls_per_second, c.chunks_per_second
-        ));
+    if let Some(ceiling) = ceiling {
+        text.push_str(&format!("without a gateway  {ceiling}\n"));
     }
     super::say(&text)
-}
-
-fn side_by_side(runs: &[Run]) -> String {
-    let mut text =
-        String::from("Medians (lowest–highest); ratios to the first gateway within a round.\n");
-    for c in ratios(runs) {
-        let ratio = match (c.ratio, c.ratio_range) {
-            (Some(ratio), Some((low, high))) => format!("x {ratio:.2} ({low:.2}–{high:.2})"),
-            _ => String::new(),
-        };
-        text.push_str(&format!(
-            "{:12} {:32} {:12} {:10.2} ({:.2}–{:.2})  {ratio}\n",
-            c.scenario.name(),
-            c.figure,
-            c.gateway,
-            c.median,
-            c.low,
-            c.high
-        ));
-    }
-    text
-}
-
-impl Run {
-    /// What the bars object to, with whose it is; a storm that ended early
-    /// fails in any case.
-    fn failures(&self, bars: &Bars) -> Vec<String> {
-        let about = format!("{} {}", self.gateway, self.scenario.name());
-        let mut all: Vec<String> = self
-            .report
-            .failures(bars)
-            .into_iter()
-            .map(|failure| format!("{about}: {failure}"))
-            .collect();
-        let early = self.report.ended_early.iter();
-        all.extend(early.map(|why| format!("{about}: {why}")));
-        all
-    }
 }

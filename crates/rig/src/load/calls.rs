@@ -53,9 +53,9 @@ pub async fn calls(target: &Target, plan: &CallsPlan) -> io::Result<Report> {
     let request: Arc<[u8]> = target.request(&plan.body).into();
     target.say(format_args!("calls: {} to warm up", plan.warmup));
     let (conns, _) = round(target, conns, &request, plan.warmup).await;
-    let watched = target.watched();
+    let watched = target.watched().from_now();
     report.before = watched.process();
-    let sampler = Sampler::start(watched, Duration::from_millis(500));
+    let sampler = Sampler::start(target.watched(), Duration::from_millis(500));
     target.say(format_args!("calls: {} measured", plan.calls));
     let from = watched.process();
     let start = Instant::now();

@@ -19,6 +19,8 @@ pub(crate) struct Conn {
     body: Vec<u8>,
     decoder: BodyDecoder,
     pub(crate) close: bool,
+    /// Only the close ends the body, so that a cut looks like its end.
+    pub(crate) until_close: bool,
     /// `Retry-After` of the last head, up to the minute that SDKs obey.
     pub(crate) retry_after: Option<Duration>,
 }
@@ -40,6 +42,7 @@ impl Conn {
             body: Vec::new(),
             decoder: BodyDecoder::new(Framed::Length(0)),
             close: false,
+            until_close: false,
             retry_after: None,
         })
     }
@@ -95,7 +98,8 @@ impl Conn {
                 None if matches!(status, 204 | 304) => Framed::Length(0),
                 None => Framed::UntilClose,
             };
-            self.close = head.has("connection", "close") || framed == Framed::UntilClose;
+            self.until_close = framed == Framed::UntilClose;
+            self.close = head.has("connection", "close") || self.until_close;
             self.retry_after = head
                 .get("retry-after")
                 .and_then(|v| v.parse().ok())
@@ -127,7 +131,7 @@ impl Conn {
                 return Ok(None);
             }
             if let Err(e) = self.fill().await {
-                let clean = self.close && e.kind() == io::ErrorKind::UnexpectedEof;
+                let clean = self.until_close && e.kind() == io::ErrorKind::UnexpectedEof;
                 return if clean { Ok(None) } else { Err(e) };
             }
         }
@@ -139,19 +143,6 @@ impl Conn {
         let status = self.head().await?;
         while self.body().await?.is_some() {}
         Ok(status)
-    }
-
-    /// Reads what the kernel holds, at most `most` bytes, without decoding.
-    pub(crate) async fn sip(&mut self, most: usize) -> io::Result<usize> {
-        self.stream.readable().await?;
-        self.buf.resize(most, 0);
-        let read = match self.stream.try_read(&mut self.buf) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
-            read => read,
-        };
-        self.buf.clear();
-        read
     }
 
     /// Says that nothing more will be sent.

@@ -25,6 +25,9 @@ impl Control {
             let why = String::from_utf8_lossy(&answer).into_owned();
             return Err(io::Error::other(why));
         }
+        // A close would leave a socket in TIME_WAIT that looks like one of the
+        // gateway's.
+        client.leave_rst()?;
         Ok(answer)
     }
 
@@ -37,6 +40,18 @@ impl Control {
     /// Forgets the counts.
     pub async fn reset(&self) -> io::Result<()> {
         self.ask("POST", "/__rig/reset", b"").await.map(drop)
+    }
+
+    /// Resets all connections, the one that asks for it too: there may be no
+    /// answer.
+    pub async fn cut(&self) {
+        let _ = self.ask("POST", "/__rig/cut", b"").await;
+    }
+
+    /// The default script.
+    pub async fn script_now(&self) -> io::Result<Script> {
+        let json = self.ask("GET", "/__rig/script", b"").await?;
+        serde_json::from_slice(&json).map_err(io::Error::other)
     }
 
     /// Sets the default script.

@@ -5,7 +5,6 @@ mod conn;
 mod control;
 mod report;
 mod sample;
-mod storm;
 mod streams;
 
 use std::io;
@@ -18,9 +17,8 @@ pub use control::Control;
 pub(crate) use report::histogram;
 pub use report::{Bars, Quantiles, Report, Waste};
 pub(crate) use sample::family;
-pub use sample::{ProcessUse, Sampler, Sockets, Watched};
-pub use storm::{Cut, Leave, StormPlan, storm};
-pub use streams::{HeldPlan, StreamsPlan, idle, slow, streams};
+pub use sample::{ProcessUse, Sampler, Sockets, Watch, Watched};
+pub use streams::{StreamsPlan, streams};
 
 /// Where a load goes and what is watched meanwhile.
 #[derive(Clone, Debug)]

@@ -116,7 +116,7 @@ pub struct Report {
     pub kib_per_stream: Option<f64>,
     /// Memory taken in all, MiB.
     pub mib_taken: Option<f64>,
-    /// Socket states during the load.
+    /// Socket states when the sockets were most.
     pub sockets_during: Option<Sockets>,
     /// Socket states after it.
     pub sockets_after: Option<Sockets>,
@@ -136,8 +136,11 @@ pub struct Report {
     pub abandoned_call_seconds: Option<f64>,
     /// From the loss of all clients until nothing ran.
     pub stopped_after_seconds: Option<f64>,
-    /// From the start until the process had ended.
+    /// From SIGTERM until the process had ended.
     pub exit_seconds: Option<f64>,
+    /// Calls open when the process was asked to end.
+    #[serde(default)]
+    pub open_at_drain: Option<u64>,
     /// Whether nothing went wrong before the process was asked to end.
     pub error_free_until_drain: Option<bool>,
     /// By name: shares of values, and what they lie below, ms.
@@ -181,9 +184,40 @@ pub struct Bars {
     pub max_abandoned_seconds: Option<f64>,
     /// Most calls that may run at once.
     pub max_running: Option<u64>,
+    /// From SIGTERM until the process has ended, seconds.
+    pub max_exit_seconds: Option<f64>,
 }
 
 impl Bars {
+    /// The options that set the bars which are set.
+    #[must_use]
+    pub fn set(&self) -> Vec<&'static str> {
+        let n = |bar: Option<u64>| bar.is_some();
+        let f = |bar: Option<f64>| bar.is_some();
+        let all = [
+            ("--max-waste", f(self.max_waste_percent)),
+            ("--max-time-wait", n(self.max_time_wait)),
+            ("--max-close-wait", n(self.max_close_wait)),
+            ("--max-running-after", n(self.max_running_after)),
+            ("--max-memory-left-mib", f(self.max_memory_left_mib)),
+            ("--max-cpu-us-per-call", f(self.max_cpu_us_per_call)),
+            ("--max-cpu-us-per-chunk", f(self.max_cpu_us_per_chunk)),
+            ("--max-kib-per-stream", f(self.max_kib_per_stream)),
+            ("--max-mib", f(self.max_mib)),
+            ("--max-delay-p99-ms", f(self.max_delay_p99_ms)),
+            ("--max-first-event-ratio", f(self.max_first_event_ratio)),
+            ("--max-errors", n(self.max_errors)),
+            ("--max-amplification", f(self.max_amplification)),
+            ("--max-abandoned-seconds", f(self.max_abandoned_seconds)),
+            ("--max-running", n(self.max_running)),
+            ("--max-exit-seconds", f(self.max_exit_seconds)),
+        ];
+        all.into_iter()
+            .filter(|(_, set)| *set)
+            .map(|(name, _)| name)
+            .collect()
+    }
+
     /// Whether a bar is on something that only the upstream knows.
     #[must_use]
     pub fn needs_truth(&self) -> bool {
@@ -194,15 +228,30 @@ impl Bars {
             || self.max_running.is_some()
     }
 
+    /// Those that can be judged without a process.
+    #[must_use]
+    pub fn without_process(&self) -> Self {
+        Self {
+            max_memory_left_mib: None,
+            max_cpu_us_per_call: None,
+            max_cpu_us_per_chunk: None,
+            max_kib_per_stream: None,
+            max_mib: None,
+            ..self.clone()
+        }
+    }
+
     /// Whether a bar is on something of the gateway's process.
     #[must_use]
     pub fn needs_process(&self) -> bool {
-        self.max_memory_left_mib.is_some()
-            || self.max_cpu_us_per_call.is_some()
-            || self.max_cpu_us_per_chunk.is_some()
-            || self.max_kib_per_stream.is_some()
-            || self.max_mib.is_some()
+        self.set().len() > self.without_process().set().len()
     }
+}
+
+/// Three digits after the point, where they say something.
+fn short(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 impl Report {
@@ -239,9 +288,24 @@ impl Report {
     }
 
     /// Memory kept after the run, MiB.
-    fn memory_left(&self) -> Option<f64> {
+    pub(crate) fn memory_left(&self) -> Option<f64> {
         let left = self.after?.rss_kib.saturating_sub(self.before?.rss_kib);
         Some(float(left) / 1024.0)
+    }
+
+    /// Fills in the memory that so many held streams took, by the larger of
+    /// the kernel's two measures of the same kind.
+    pub(crate) fn memory_of(&mut self, streams: u64) {
+        let (Some(before), Some(peak)) = (self.before, self.peak) else {
+            return;
+        };
+        let taken = if before.pss_kib > 0 && peak.pss_kib > 0 {
+            peak.pss_kib.saturating_sub(before.pss_kib)
+        } else {
+            peak.rss_kib.saturating_sub(before.rss_kib)
+        };
+        self.kib_per_stream = Some(float(taken) / float(streams.max(1)));
+        self.mib_taken = Some(float(taken) / 1024.0);
     }
 
     fn first_event_ratio(&self) -> Option<f64> {
@@ -257,7 +321,7 @@ impl Report {
             if let Some(bar) = bar
                 && value.is_none_or(|v| v > bar)
             {
-                let value = value.map_or_else(|| "not measured".to_owned(), |v| format!("{v:.3}"));
+                let value = value.map_or_else(|| "not measured".to_owned(), short);
                 failures.push(format!("{name}: {value}, bar {bar}"));
             }
         };
@@ -310,6 +374,11 @@ impl Report {
             "running at most",
             int(bars.max_running),
             int(self.truth.map(|t| t.max_running)),
+        );
+        hold(
+            "seconds from SIGTERM to its end",
+            bars.max_exit_seconds,
+            self.exit_seconds,
         );
         hold(
             "errors",
@@ -382,11 +451,18 @@ impl Report {
         for (name, value) in [
             ("upstream calls per call wanted", self.amplification),
             ("nothing ran after s", self.stopped_after_seconds),
-            ("process ended after s", self.exit_seconds),
+            ("seconds from SIGTERM to its end", self.exit_seconds),
         ] {
             if let Some(v) = value {
                 row(name, format!("{v:.2}"));
             }
+        }
+        if let Some(n) = self.open_at_drain {
+            let before = match self.error_free_until_drain {
+                Some(true) => "nothing went wrong before",
+                _ => "errors came before it too",
+            };
+            row("open at SIGTERM", format!("{n}; {before}"));
         }
         if let Some(t) = self.truth {
             let text = format!(
@@ -424,14 +500,11 @@ impl Report {
             }
         }
         for (name, sockets) in [
-            ("sockets during", &self.sockets_during),
+            ("sockets at most", &self.sockets_during),
             ("sockets after", &self.sockets_after),
         ] {
             if let Some(s) = sockets {
-                row(
-                    name,
-                    format!("downstream {:?}  upstream {:?}", s.downstream, s.upstream),
-                );
+                row(name, s.to_string());
             }
         }
         if let Some(n) = self.running_after {

@@ -1,8 +1,9 @@
 //! What a process and its sockets look like from outside, by `/proc`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::sync::mpsc;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,28 @@ impl Sockets {
         let of = |side: &BTreeMap<String, u64>| side.get(state).copied().unwrap_or(0);
         of(&self.downstream) + of(&self.upstream)
     }
+
+    /// All of them, in whatever state.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        self.downstream.values().sum::<u64>() + self.upstream.values().sum::<u64>()
+    }
+}
+
+impl std::fmt::Display for Sockets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (side, states) in [("clients", &self.downstream), ("upstream", &self.upstream)] {
+            let all: Vec<String> = states.iter().map(|(s, n)| format!("{n} {s}")).collect();
+            let all = if all.is_empty() {
+                "none".to_owned()
+            } else {
+                all.join(", ")
+            };
+            let space = if side == "clients" { "" } else { "  " };
+            write!(f, "{space}{side}: {all}")?;
+        }
+        Ok(())
+    }
 }
 
 impl Watched {
@@ -82,38 +105,124 @@ impl Watched {
         watched.process().map(|p| p.cpu_us)
     }
 
-    /// The sockets now.
+    /// The sockets now, whosoever they are.
     #[must_use]
     pub fn sockets(&self) -> Sockets {
+        self.sockets_but(&HashSet::new())
+    }
+
+    fn sockets_but(&self, strangers: &HashSet<Ends>) -> Sockets {
         let mut sockets = Sockets::default();
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            for line in fs::read_to_string(table)
-                .unwrap_or_default()
-                .lines()
-                .skip(1)
+        each_socket(|socket| {
+            let side = if socket.ends.local == self.listen && socket.state != "LISTEN" {
+                &mut sockets.downstream
+            } else if Some(socket.ends.remote) == self.upstream && socket.ends.local != self.listen
             {
-                let Some((local, remote, state)) = socket(line) else {
-                    continue;
-                };
-                let side = if local == self.listen && state != "LISTEN" {
-                    &mut sockets.downstream
-                } else if Some(remote) == self.upstream && local != self.listen {
-                    &mut sockets.upstream
-                } else {
-                    continue;
-                };
-                *side.entry(state.to_owned()).or_insert(0) += 1;
+                &mut sockets.upstream
+            } else {
+                return;
+            };
+            if !strangers.contains(&socket.ends) {
+                *side.entry(socket.state.to_owned()).or_insert(0) += 1;
             }
-        }
+        });
         sockets
+    }
+
+    /// The same, from now on without what other runs and other gateways have
+    /// left on the two ports: nothing tells whose a socket in `TIME_WAIT` is
+    /// but when it came.
+    #[must_use]
+    pub fn from_now(self) -> Watch {
+        let mut known = HashSet::new();
+        each_socket(|socket| {
+            let ours = [Some(socket.ends.remote), Some(socket.ends.local)];
+            if ours.contains(&Some(self.listen)) || ours.contains(&self.upstream) {
+                known.insert((socket.ends, socket.inode));
+            }
+        });
+        let owned = self.pid.map(|pid| inodes(&family(pid)));
+        let stranger = |inode: u64| match &owned {
+            // Those of a process that cannot be seen may be the gateway's.
+            None => inode == 0,
+            Some(owned) => !owned.contains(&inode),
+        };
+        let strangers = known.into_iter().filter(|(_, inode)| stranger(*inode));
+        Watch {
+            watched: self,
+            strangers: Arc::new(strangers.map(|(ends, _)| ends).collect()),
+        }
     }
 }
 
-/// Local port, remote port and state of a line of the kernel's table.
-fn socket(line: &str) -> Option<(u16, u16, &'static str)> {
+/// What is watched, and which sockets were there before and are not the
+/// gateway's.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    watched: Watched,
+    strangers: Arc<HashSet<Ends>>,
+}
+
+impl Watch {
+    /// As [`Watched::process`].
+    #[must_use]
+    pub fn process(&self) -> Option<ProcessUse> {
+        self.watched.process()
+    }
+
+    /// The gateway's sockets now.
+    #[must_use]
+    pub fn sockets(&self) -> Sockets {
+        self.watched.sockets_but(&self.strangers)
+    }
+}
+
+/// The ports of a connection, with the hash of its addresses: two connections
+/// between the same ports differ by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Ends {
+    local: u16,
+    remote: u16,
+    addresses: u64,
+}
+
+/// A line of the kernel's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Socket {
+    ends: Ends,
+    state: &'static str,
+    /// 0 if it is no process's any more.
+    inode: u64,
+}
+
+fn each_socket(mut see: impl FnMut(Socket)) {
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().skip(1).filter_map(socket).for_each(&mut see);
+    }
+}
+
+/// Inodes of the sockets that these processes hold.
+fn inodes(pids: &[u32]) -> HashSet<u64> {
+    let descriptors = pids
+        .iter()
+        .filter_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).ok());
+    let links = descriptors.flatten().flatten();
+    let links = links.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links
+        .filter_map(|link| {
+            let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            inode.parse().ok()
+        })
+        .collect()
+}
+
+fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_ascii_whitespace().skip(1);
+    let mut addresses = DefaultHasher::new();
     let mut port = || {
-        let (_, port) = fields.next()?.rsplit_once(':')?;
+        let (address, port) = fields.next()?.rsplit_once(':')?;
+        address.hash(&mut addresses);
         u16::from_str_radix(port, 16).ok()
     };
     let (local, remote) = (port()?, port()?);
@@ -131,7 +240,15 @@ fn socket(line: &str) -> Option<(u16, u16, &'static str)> {
         "0B" => "CLOSING",
         _ => "OTHER",
     };
-    Some((local, remote, state))
+    Some(Socket {
+        ends: Ends {
+            local,
+            remote,
+            addresses: addresses.finish(),
+        },
+        state,
+        inode: fields.nth(5).and_then(|i| i.parse().ok()).unwrap_or(0),
+    })
 }
 
 /// A process and all processes below it.
@@ -243,8 +360,46 @@ mod tests {
 
     #[test]
     fn a_line_of_the_kernels_table_is_read() {
-        let line = "   1: 0100007F:80C6 0100007F:AB8B 06 00000000:00000000 03:000001B2";
-        assert_eq!(socket(line), Some((0x80C6, 0xAB8B, "TIME_WAIT")));
+        let line = "   1: 0100007F:80C6 0100007F:AB8B 06 00000000:00000000 03:000001B2 00000000     0        0 77";
+        let socket = socket(line).expect("a socket");
+        assert_eq!((socket.ends.local, socket.ends.remote), (0x80C6, 0xAB8B));
+        assert_eq!((socket.state, socket.inode), ("TIME_WAIT", 77));
+    }
+
+    #[test]
+    fn what_was_there_before_and_is_nobodys_is_not_counted() {
+        use std::net::{TcpListener, TcpStream};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let pair = || {
+            let client = TcpStream::connect(addr).expect("connects");
+            (client, listener.accept().expect("accepts").0)
+        };
+        // The listener's side closes first: its end stays in TIME_WAIT.
+        let linger = |(client, server): (TcpStream, TcpStream)| {
+            drop(server);
+            drop(client);
+        };
+        let kept = pair();
+        linger(pair());
+        let mut watched = Watched {
+            pid: Some(std::process::id()),
+            listen: addr.port(),
+            upstream: None,
+        };
+        let waiting = |sockets: Sockets| sockets.count("TIME_WAIT");
+        assert_eq!(waiting(watched.sockets()), 1);
+        let ours = watched.from_now();
+        // A process that holds none of them.
+        watched.pid = Some(999_999_999);
+        let theirs = watched.from_now();
+        assert_eq!(waiting(ours.sockets()), 0);
+        assert_eq!(ours.sockets().count("ESTABLISHED"), 1);
+        assert_eq!(theirs.sockets().count("ESTABLISHED"), 0);
+        linger(pair());
+        assert_eq!(waiting(ours.sockets()), 1);
+        linger(kept);
+        assert_eq!(waiting(ours.sockets()), 2, "it was the process's own");
     }
 
     #[test]

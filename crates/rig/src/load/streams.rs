@@ -1,4 +1,4 @@
-//! Streams held open: paced, idle, or read slowly.
+//! Paced streams, measured in a window while none begins or ends.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::conn::{Conn, events, stamps};
 use super::report::{Quantiles, Report, histogram};
-use super::sample::{Sampler, Watched};
-use super::{Target, float, raise_descriptors};
+use super::sample::{Sampler, Watch};
+use super::{Target, raise_descriptors};
 use crate::clock::now_ns;
 
 /// Paced streams, each chunk stamped.
@@ -43,21 +43,11 @@ impl Default for StreamsPlan {
     }
 }
 
-/// Streams held open for a while.
-#[derive(Clone, Debug)]
-pub struct HeldPlan {
-    /// Streams at once.
-    pub streams: usize,
-    /// How long they are held.
-    pub seconds: f64,
-}
-
 /// What the tasks of a run share.
 #[derive(Debug)]
 struct Shared {
     measuring: AtomicBool,
     chunks: AtomicU64,
-    bytes: AtomicU64,
     ready: AtomicU64,
     changed: Notify,
     delay: Mutex<Histogram<u64>>,
@@ -70,7 +60,6 @@ impl Shared {
         Arc::new(Self {
             measuring: AtomicBool::new(false),
             chunks: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
             ready: AtomicU64::new(0),
             changed: Notify::new(),
             delay: Mutex::new(histogram()),
@@ -131,9 +120,9 @@ fn rig(fields: serde_json::Value) -> serde_json::Map<String, serde_json::Value> 
 pub async fn streams(target: &Target, plan: &StreamsPlan) -> io::Result<Report> {
     raise_descriptors(plan.streams as u64 + 64)?;
     let mut report = Report::new("streams");
-    let watched = target.watched();
+    let watched = target.watched().from_now();
     report.before = watched.process();
-    let sampler = Sampler::start(watched, Duration::from_millis(500));
+    let sampler = Sampler::start(target.watched(), Duration::from_millis(500));
     let mut fields = rig(serde_json::json!({
         "tokens": 1_000_000_000_u64, "pace_ms": plan.pace_ms, "stamp": true, "role_chunk": false,
     }));
@@ -174,7 +163,7 @@ pub async fn streams(target: &Target, plan: &StreamsPlan) -> io::Result<Report> 
     report.first_event = Some(Quantiles::of(&lock(&shared.first)));
     tasks.shutdown().await;
     report.peak = sampler.map(Sampler::peak);
-    settle(&mut report, watched).await;
+    settle(&mut report, &watched).await;
     shared.errors_into(&mut report);
     Ok(report)
 }
@@ -206,118 +195,8 @@ async fn paced(addr: std::net::SocketAddr, request: &[u8], shared: &Shared) -> i
     Err(io::Error::other("a stream without end ended"))
 }
 
-/// Opens idle streams (two events, then silence): memory per stream.
-pub async fn idle(target: &Target, plan: &HeldPlan) -> io::Result<Report> {
-    let fields = rig(serde_json::json!({"tokens": 3, "stall": {"at": {"event": 2}}}));
-    held(target, plan, "idle", &fields, Reader::Idle).await
-}
-
-/// Opens fast streams and reads each slowly: memory in all.
-pub async fn slow(target: &Target, plan: &HeldPlan) -> io::Result<Report> {
-    let fields = rig(serde_json::json!({"end": "never", "event_bytes": 4096}));
-    held(target, plan, "slow", &fields, Reader::Slow).await
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
-    Idle,
-    Slow,
-}
-
-async fn held(
-    target: &Target,
-    plan: &HeldPlan,
-    name: &str,
-    fields: &serde_json::Map<String, serde_json::Value>,
-    reader: Reader,
-) -> io::Result<Report> {
-    /// Connections being opened at once.
-    const OPENING: usize = 64;
-    raise_descriptors(plan.streams as u64 + 64)?;
-    let mut report = Report::new(name);
-    let watched = target.watched();
-    report.before = watched.process();
-    let request: Arc<[u8]> = target.request(&body(fields)).into();
-    let shared = Shared::new();
-    let mut tasks = JoinSet::new();
-    target.say(format_args!("{name}: {} streams to open", plan.streams));
-    let sampler = Sampler::start(watched, Duration::from_millis(500));
-    let start = Instant::now();
-    for n in 0..plan.streams {
-        let (request, shared_too) = (request.clone(), shared.clone());
-        let addr = target.addr;
-        tasks.spawn(async move {
-            if let Err(e) = hold(addr, &request, &shared_too, reader).await {
-                shared_too.failed(e.to_string());
-            }
-        });
-        let opened = (n + 1).saturating_sub(OPENING) as u64;
-        if !shared.wait_ready(opened, Duration::from_secs(30)).await {
-            break;
-        }
-    }
-    let all = plan.streams as u64;
-    if !shared.wait_ready(all, Duration::from_secs(30)).await {
-        report.error("streams that did not start".to_owned());
-    }
-    target.say(format_args!("{name}: holding {} s", plan.seconds));
-    let from = watched.process();
-    sleep(Duration::from_secs_f64(plan.seconds)).await;
-    let to = watched.process();
-    report.seconds = start.elapsed().as_secs_f64();
-    report.calls = all;
-    report.sockets_during = Some(watched.sockets());
-    report.peak = sampler.map(Sampler::peak);
-    report.cpu_us = from.zip(to).map(|(f, t)| t.cpu_us.saturating_sub(f.cpu_us));
-    memory(&mut report, all);
-    tasks.shutdown().await;
-    settle(&mut report, watched).await;
-    shared.errors_into(&mut report);
-    Ok(report)
-}
-
-async fn hold(
-    addr: std::net::SocketAddr,
-    request: &[u8],
-    shared: &Shared,
-    reader: Reader,
-) -> io::Result<()> {
-    let mut conn = Conn::connect(addr, None).await?;
-    conn.send(request).await?;
-    let status = conn.head().await?;
-    if status != 200 {
-        return Err(io::Error::other(format!("status {status}")));
-    }
-    if conn.body().await?.is_none() {
-        return Err(io::Error::other("an empty stream"));
-    }
-    shared.ready();
-    loop {
-        if reader == Reader::Slow {
-            sleep(Duration::from_secs(1)).await;
-        }
-        let read = conn.sip(16 * 1024).await?;
-        shared.bytes.fetch_add(read as u64, Ordering::Relaxed);
-    }
-}
-
-/// Memory that the load made the process take, by the larger of the kernel's
-/// two measures of the same kind.
-fn memory(report: &mut Report, streams: u64) {
-    let (Some(before), Some(peak)) = (report.before, report.peak) else {
-        return;
-    };
-    let taken = if before.pss_kib > 0 && peak.pss_kib > 0 {
-        peak.pss_kib.saturating_sub(before.pss_kib)
-    } else {
-        peak.rss_kib.saturating_sub(before.rss_kib)
-    };
-    report.kib_per_stream = Some(float(taken) / float(streams.max(1)));
-    report.mib_taken = Some(float(taken) / 1024.0);
-}
-
 /// What is left a second after the load has gone.
-pub(super) async fn settle(report: &mut Report, watched: Watched) {
+async fn settle(report: &mut Report, watched: &Watch) {
     sleep(Duration::from_secs(1)).await;
     report.after = watched.process();
     report.sockets_after = Some(watched.sockets());

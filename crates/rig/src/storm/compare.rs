@@ -1,49 +1,32 @@
-//! The same storms on several gateways: in turn, interleaved, repeated.
+//! Storms on several gateways in turn, and their figures side by side.
 
-use std::io;
+use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Gateway, Plan, Scenario, Source, storm};
-use crate::bench::median;
+use crate::compare::{Get, Run, Spread, after, in_turn, names, ratio, spread, values};
 use crate::load::{Report, float};
-
-/// One scenario on one gateway in one round.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Run {
-    /// Round, from 0.
-    pub round: usize,
-    /// Name of the gateway.
-    pub gateway: String,
-    /// The scenario.
-    pub scenario: Scenario,
-    /// What was found.
-    pub report: Report,
-}
 
 /// A figure of one gateway beside the first one's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Compared {
     /// The scenario.
-    pub scenario: Scenario,
+    pub scenario: String,
     /// The figure.
     pub figure: String,
     /// The gateway.
     pub gateway: String,
-    /// Median over the rounds, lowest and highest.
-    pub median: f64,
-    /// Lowest.
-    pub low: f64,
-    /// Highest.
-    pub high: f64,
-    /// Median of the ratios to the first gateway within a round.
-    pub ratio: Option<f64>,
-    /// Lowest and highest of these ratios.
-    pub ratio_range: Option<(f64, f64)>,
+    /// Over the rounds.
+    pub value: Spread,
+    /// Of the ratios to the first gateway within a round.
+    pub ratio: Option<Spread>,
 }
 
-/// Runs all scenarios on all gateways, [`Plan::rounds`] times. Each round begins with
-/// another gateway. What fails to run is a report with an error.
+/// Runs all scenarios on all gateways, [`Plan::rounds`] times. What fails to
+/// run is a report that ended early. SIGINT ends it after the storm that runs,
+/// which is told too.
 pub async fn compare(
     gateways: &[Gateway],
     source: Option<&Source>,
@@ -52,41 +35,52 @@ pub async fn compare(
     mut done: impl FnMut(&Run),
 ) -> Vec<Run> {
     let mut runs = Vec::new();
-    for round in 0..plan.rounds {
-        for scenario in scenarios {
-            for at in 0..gateways.len() {
-                let gateway = &gateways[(at + round) % gateways.len()];
-                let report = match storm(gateway, source, *scenario, plan).await {
-                    Ok(report) => report,
-                    Err(e) => failed(*scenario, &e),
-                };
-                let run = Run {
-                    round,
-                    gateway: gateway.name.clone(),
-                    scenario: *scenario,
-                    report,
-                };
-                done(&run);
-                let asked = "stopped by a signal";
-                let early = run.report.ended_early.as_deref().unwrap_or_default();
-                let stop = early.starts_with(asked);
-                runs.push(run);
-                if stop {
-                    return runs;
-                }
+    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    in_turn(
+        plan.rounds,
+        scenarios,
+        gateways,
+        async |round, scenario, gateway| {
+            if plan.progress {
+                let (name, of) = (scenario.name(), plan.rounds);
+                crate::cli::complain(&format!(
+                    "{}, {name}, round {} of {of}",
+                    gateway.name,
+                    round + 1
+                ));
             }
-        }
-    }
+            let report = match storm(gateway, source, *scenario, plan).await {
+                Ok(report) => report,
+                Err(e) => {
+                    let mut report = Report::new(scenario.name());
+                    report.ended_early = Some(e.to_string());
+                    report
+                }
+            };
+            let run = Run {
+                round,
+                gateway: gateway.name.clone(),
+                scenario: scenario.name().to_owned(),
+                others_percent: None,
+                report,
+            };
+            done(&run);
+            runs.push(run);
+            if asked(interrupt.as_mut()) {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        },
+    )
+    .await;
     runs
 }
 
-fn failed(scenario: Scenario, error: &io::Error) -> Report {
-    let mut report = Report::new(scenario.name());
-    report.ended_early = Some(error.to_string());
-    report
+/// Whether a signal has come, without waiting for one.
+fn asked(signal: Option<&mut tokio::signal::unix::Signal>) -> bool {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    signal.is_some_and(|s| s.poll_recv(&mut context).is_ready())
 }
-
-type Get = fn(&Report) -> Option<f64>;
 
 /// What is compared.
 const FIGURES: &[(&str, Get)] = &[
@@ -95,122 +89,170 @@ const FIGURES: &[(&str, Get)] = &[
     }),
     ("running a second after", |r| r.running_after.map(float)),
     ("call-seconds abandoned", |r| r.abandoned_call_seconds),
+    ("most running at once", |r| {
+        Some(float(r.truth?.max_running))
+    }),
     ("first event p50 ms", |r| Some(r.first_event?.p50_ms)),
     ("first event p99 ms", |r| Some(r.first_event?.p99_ms)),
     ("delay per chunk p50 ms", |r| Some(r.delay?.p50_ms)),
     ("delay per chunk p99 ms", |r| Some(r.delay?.p99_ms)),
     ("upstream calls per call wanted", |r| r.amplification),
+    ("nothing ran after s", |r| r.stopped_after_seconds),
     ("CPU us per call", |r| r.cpu_us_per_call),
+    ("KiB per stream", |r| r.kib_per_stream),
     ("MiB at the peak", |r| Some(float(r.peak?.rss_kib) / 1024.0)),
-    ("MiB left over", |r| {
-        Some(float(r.after?.rss_kib.saturating_sub(r.before?.rss_kib)) / 1024.0)
-    }),
+    ("MiB left over", Report::memory_left),
     ("descriptors left over", |r| {
-        Some(float(
-            r.after?.descriptors.saturating_sub(r.before?.descriptors),
-        ))
+        let (after, before) = (r.after?.descriptors, r.before?.descriptors);
+        Some(float(after.saturating_sub(before)))
     }),
-    ("TIME_WAIT after", |r| {
-        Some(float(r.sockets_after.as_ref()?.count("TIME_WAIT")))
-    }),
-    ("CLOSE_WAIT after", |r| {
-        Some(float(r.sockets_after.as_ref()?.count("CLOSE_WAIT")))
-    }),
+    ("TIME_WAIT after", |r| after(r, "TIME_WAIT")),
+    ("CLOSE_WAIT after", |r| after(r, "CLOSE_WAIT")),
     ("errors", |r| Some(float(r.error_count()))),
 ];
 
-/// All figures that were measured, each gateway beside the first.
-#[must_use]
-pub fn ratios(runs: &[Run]) -> Vec<Compared> {
-    let mut gateways: Vec<&str> = Vec::new();
-    let mut scenarios: Vec<Scenario> = Vec::new();
-    for run in runs {
-        if !gateways.contains(&run.gateway.as_str()) {
-            gateways.push(&run.gateway);
-        }
-        if !scenarios.contains(&run.scenario) {
-            scenarios.push(run.scenario);
-        }
-    }
-    let mut all = Vec::new();
-    for scenario in scenarios {
-        for (figure, get) in FIGURES {
-            for gateway in &gateways {
-                let of = |who: &str| values(runs, scenario, who, *get);
-                let base = gateways.first().map(|first| of(first)).unwrap_or_default();
-                all.extend(one(&of(gateway), &base).map(|found| Compared {
-                    scenario,
-                    figure: (*figure).to_owned(),
-                    gateway: (*gateway).to_owned(),
-                    ..found
-                }));
-            }
-        }
-    }
-    all
+/// A scenario's figures: a row each, a column for each gateway.
+#[derive(Clone, Debug)]
+pub(crate) struct Table<'a> {
+    pub(crate) scenario: &'a str,
+    pub(crate) gateways: Vec<&'a str>,
+    pub(crate) rows: Vec<(&'static str, Vec<Option<Compared>>)>,
+    /// Figures that were 0 in every run.
+    pub(crate) nought: Vec<&'static str>,
 }
 
-fn values(runs: &[Run], scenario: Scenario, gateway: &str, get: Get) -> Vec<(usize, f64)> {
-    runs.iter()
-        .filter(|r| r.scenario == scenario && r.gateway == gateway)
-        .filter_map(|r| Some((r.round, get(&r.report)?)))
+/// All figures that were measured, each gateway beside the first.
+pub(crate) fn tables(runs: &[Run]) -> Vec<Table<'_>> {
+    let gateways = names(runs, |r| &r.gateway);
+    let scenarios = names(runs, |r| &r.scenario);
+    let table = |scenario| {
+        let mut table = Table {
+            scenario,
+            gateways: gateways.clone(),
+            rows: Vec::new(),
+            nought: Vec::new(),
+        };
+        for (figure, get) in FIGURES {
+            let cell = |gateway: &&str| {
+                let mine = values(runs, scenario, gateway, *get);
+                let first = gateways.first().filter(|first| *first != gateway);
+                let base = first.map(|first| values(runs, scenario, first, *get));
+                Some(Compared {
+                    scenario: scenario.to_owned(),
+                    figure: (*figure).to_owned(),
+                    gateway: (*gateway).to_owned(),
+                    value: spread(&mine)?,
+                    ratio: ratio(&mine, &base.unwrap_or_default()),
+                })
+            };
+            let row: Vec<Option<Compared>> = gateways.iter().map(cell).collect();
+            if row.iter().flatten().next().is_none() {
+                continue;
+            }
+            if row.iter().flatten().all(|c| c.value.high == 0.0) {
+                table.nought.push(figure);
+            } else {
+                table.rows.push((figure, row));
+            }
+        }
+        table
+    };
+    scenarios.into_iter().map(table).collect()
+}
+
+/// The same as a list, without what was 0 everywhere.
+#[must_use]
+pub fn ratios(runs: &[Run]) -> Vec<Compared> {
+    let rows = tables(runs).into_iter().flat_map(|t| t.rows);
+    rows.flat_map(|(_, cells)| cells.into_iter().flatten())
         .collect()
 }
 
-fn range(values: &[f64]) -> (f64, f64) {
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    (low, high)
+impl Compared {
+    /// Value and ratio, as they are shown.
+    pub(crate) fn texts(&self) -> (String, Option<String>) {
+        let ratio = self.ratio.map(|r| format!("×{}", r.text(2)));
+        (self.value.text(self.value.digits()), ratio)
+    }
 }
 
-fn one(mine: &[(usize, f64)], base: &[(usize, f64)]) -> Option<Compared> {
-    let values: Vec<f64> = mine.iter().map(|(_, v)| *v).collect();
-    let (low, high) = range(&values);
-    let within = mine.iter().filter_map(|(round, value)| {
-        let (_, other) = base.iter().find(|(r, _)| r == round)?;
-        (*other > 0.0).then(|| value / other)
-    });
-    let within: Vec<f64> = within.collect();
-    Some(Compared {
-        scenario: Scenario::Abort,
-        figure: String::new(),
-        gateway: String::new(),
-        median: median(values)?,
-        low,
-        high,
-        ratio_range: (!within.is_empty()).then(|| range(&within)),
-        ratio: median(within),
-    })
+/// The tables as text; ratios stand below their values.
+#[must_use]
+pub fn side_by_side(runs: &[Run]) -> String {
+    let mut text = String::from(
+        "Medians over the rounds (lowest–highest); × is the ratio to the first gateway, taken within a round.\n",
+    );
+    for table in tables(runs) {
+        let mut lines = vec![(
+            table.scenario.to_owned(),
+            table.gateways.iter().map(|g| (*g).to_owned()).collect(),
+        )];
+        for (figure, cells) in &table.rows {
+            let texts = |c: &Option<Compared>| c.as_ref().map(Compared::texts).unwrap_or_default();
+            let (values, ratios): (Vec<_>, Vec<_>) = cells.iter().map(texts).unzip();
+            lines.push(((*figure).to_owned(), values));
+            if ratios.iter().any(Option::is_some) {
+                let ratios = ratios.into_iter().map(Option::unwrap_or_default);
+                lines.push((String::new(), ratios.collect()));
+            }
+        }
+        aligned(&mut text, &lines);
+        if !table.nought.is_empty() {
+            text += &format!("0 everywhere: {}\n", table.nought.join(", "));
+        }
+    }
+    text
+}
+
+fn aligned(text: &mut String, lines: &[(String, Vec<String>)]) {
+    let long = |text: &String| text.chars().count();
+    let first = lines.iter().map(|(name, _)| long(name)).max().unwrap_or(0);
+    let columns = lines.first().map_or(0, |(_, cells)| cells.len());
+    let widths: Vec<usize> = (0..columns)
+        .map(|n| lines.iter().map(|(_, c)| long(&c[n])).max().unwrap_or(0))
+        .collect();
+    text.push('\n');
+    for (name, cells) in lines {
+        let mut line = format!("{name:first$}");
+        for (cell, width) in cells.iter().zip(&widths) {
+            line += &format!("  {cell:>width$}");
+        }
+        *text += line.trim_end();
+        text.push('\n');
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn ratios_are_taken_within_a_round_and_have_a_spread() {
-        let run = |round, gateway: &str, cpu| Run {
+    fn run(round: usize, gateway: &str, cpu: f64) -> Run {
+        Run {
             round,
             gateway: gateway.to_owned(),
-            scenario: Scenario::Steady,
+            scenario: "steady".to_owned(),
             report: Report {
                 cpu_us_per_call: Some(cpu),
                 ..Report::default()
             },
-        };
+            ..Run::default()
+        }
+    }
+
+    #[test]
+    fn gateways_stand_side_by_side_and_what_is_nought_is_said_once() {
         let runs = [
             run(0, "a", 10.0),
             run(0, "b", 20.0),
             run(1, "b", 30.0),
             run(1, "a", 10.0),
         ];
-        let all = ratios(&runs);
-        let found = all
-            .iter()
-            .find(|c| c.gateway == "b" && c.figure == "CPU us per call");
-        let found = found.expect("compared");
-        assert_eq!((found.median, found.low, found.high), (25.0, 20.0, 30.0));
-        assert_eq!(found.ratio_range, Some((2.0, 3.0)));
-        assert_eq!(found.ratio, Some(2.5));
+        let text = side_by_side(&runs);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(lines[0], "steady            a                  b");
+        assert_eq!(lines[1], "CPU us per call  10         25 (20–30)");
+        assert_eq!(lines[2], "                     ×2.50 (2.00–3.00)");
+        assert_eq!(lines[3], "0 everywhere: errors");
+        assert_eq!(ratios(&runs).len(), 2);
     }
 }

@@ -8,6 +8,7 @@
 //! gateway.
 
 mod compare;
+mod failure;
 mod live;
 mod page;
 mod plot;
@@ -25,7 +26,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-pub use compare::{Compared, Run, compare, ratios};
+pub use compare::{Compared, compare, ratios, side_by_side};
+pub use failure::{Failure, failures};
 pub use page::page;
 pub use scenario::{By, Plan, Scenario};
 pub use series::Tick;
@@ -34,6 +36,7 @@ pub use target::{Gateway, owner_of};
 pub use vanish::{VanishArgs, clients as vanish_clients, vanish};
 
 use crate::load::{CallsPlan, Control, Quantiles, Report, Target, Waste, calls};
+use crate::truth::Truth;
 use live::Live;
 use scenario::Arrivals;
 use series::Series;
@@ -45,6 +48,13 @@ pub struct Ceiling {
     pub calls_per_second: f64,
     /// Chunks of streams a second.
     pub chunks_per_second: f64,
+}
+
+impl std::fmt::Display for Ceiling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (calls, chunks) = (self.calls_per_second, self.chunks_per_second);
+        write!(f, "{calls:.0} small calls/s, {chunks:.0} chunks/s")
+    }
 }
 
 /// Why a storm ended before its time.
@@ -84,46 +94,93 @@ pub async fn storm(
         return vanish(gateway, source, plan, &std::env::current_exe()?).await;
     }
     let mut report = Report::new(scenario.name());
-    let watched = gateway.watched(source);
+    if plan.undisturbed && scenario == Scenario::Abort {
+        undisturbed(gateway, source, plan, &mut report).await?;
+    }
+    let watched = gateway.watched(source).from_now();
     report.before = watched.process();
     let live = Arc::new(Live::default());
-    let series = Series::start(watched, source.cloned(), live.clone(), plan.progress);
+    let series = Series::start(
+        watched.clone(),
+        source.cloned(),
+        live.clone(),
+        plan.progress,
+    );
     let start = Instant::now();
     let early = load(gateway, scenario, plan, &live, &mut report).await;
-    report.seconds = start.elapsed().as_secs_f64();
-    report.sockets_during = Some(watched.sockets());
     let end = Instant::now();
+    report.seconds = (end - start).as_secs_f64();
     if let Some(early) = early {
         report.ended_early = Some(early.to_string());
     }
-    if scenario == Scenario::Drain {
-        drained(gateway, start, &mut report).await;
-    }
     sleep_until(end + Duration::from_secs(1)).await;
     if let Some(source) = source {
-        let truth = source.truth().await;
-        match truth {
-            Ok(truth) => {
-                report.running_after = Some(truth.running);
-                report.amplification = scenario.retries().then(|| {
-                    crate::load::float(truth.calls_begun) / crate::load::float(live.wanted().max(1))
-                });
-                if let Some(tokens) = scenario.tokens(plan) {
-                    let planned = live.begun() * tokens;
-                    report.waste = Some(Waste::of(planned, truth.tokens, live.received()));
-                }
-                report.truth = Some(truth);
-            }
+        match source.truth().await {
+            Ok(truth) => truth_into(&mut report, truth, scenario, plan, &live),
             Err(e) => report.error(format!("the upstream's truth: {e}")),
         }
-        // What is left running would be counted in the next storm.
-        source.cut().await;
     }
     sleep_until(end + Duration::from_secs(2)).await;
+    // Before the upstream is cut: that would tidy up for the gateway.
     report.after = watched.process();
     report.sockets_after = Some(watched.sockets());
+    if let Some(source) = source {
+        // What is left running would be counted in the next storm.
+        source.cut().await;
+        if let Err(e) = source.prepare(None).await {
+            report.error(format!("the upstream's script: {e}"));
+        }
+    }
     finish(&mut report, &live, series);
+    if scenario.held() {
+        report.memory_of(plan.users as u64);
+    }
     Ok(report)
+}
+
+fn truth_into(report: &mut Report, truth: Truth, scenario: Scenario, plan: &Plan, live: &Live) {
+    report.running_after = Some(truth.running);
+    report.amplification = scenario
+        .retries()
+        .then(|| crate::load::float(truth.calls_begun) / crate::load::float(live.wanted().max(1)));
+    if let Some(tokens) = scenario.tokens(plan) {
+        let planned = live.begun() * tokens;
+        report.waste = Some(Waste::of(planned, truth.tokens, live.received()));
+    }
+    report.truth = Some(truth);
+}
+
+/// How long the first event takes while nobody leaves: each user reads one
+/// short answer.
+async fn undisturbed(
+    gateway: &Gateway,
+    source: Option<&Source>,
+    plan: &Plan,
+    report: &mut Report,
+) -> io::Result<()> {
+    let calm = Plan {
+        calls: Some(plan.users as u64),
+        tokens: plan.tokens.min(50),
+        ..plan.clone()
+    };
+    let live = Arc::new(Live::default());
+    let work = closed(gateway, Scenario::Steady, &calm, &live);
+    if timeout(plan.limit, work).await.is_err() {
+        report.error("undisturbed: not done in time".to_owned());
+    }
+    let seen = live.seen();
+    report.first_event_undisturbed = Some(Quantiles::of(&seen.first));
+    for (kind, n) in seen.errors {
+        *report
+            .errors
+            .entry(format!("undisturbed: {kind}"))
+            .or_insert(0) += n;
+    }
+    if let Some(source) = source {
+        source.quiet(Duration::from_secs(5)).await?;
+        source.reset().await?;
+    }
+    Ok(())
 }
 
 /// Puts what users and samples have seen into the report.
@@ -169,33 +226,85 @@ async fn load(
     };
     tokio::pin!(work);
     let limit = plan.limit;
-    let half = Duration::from_secs_f64(plan.seconds / 2.0);
     if scenario == Scenario::Drain {
+        let half = Duration::from_secs_f64(scenario.seconds(plan) / 2.0);
         tokio::select! {
-            () = &mut work => {}
-            () = sleep(half) => {
-                if let Err(why) = gateway.terminate() {
-                    return Some(Early::Lost(why));
-                }
-                live.draining();
-                report.error_free_until_drain = Some(live.seen().errors.is_empty());
-            }
+            () = &mut work => return None,
+            why = live.lost(gateway) => return Some(Early::Lost(why)),
+            () = sleep(half) => return drain(gateway, live, &mut work, limit, report).await,
         }
     }
     tokio::select! {
         () = &mut work => None,
         () = sleep(limit) => Some(Early::Limit(limit)),
         _ = tokio::signal::ctrl_c() => Some(Early::Asked),
-        why = live.lost(gateway), if scenario != Scenario::Drain => Some(Early::Lost(why)),
+        why = live.lost(gateway) => Some(Early::Lost(why)),
+    }
+}
+
+/// Ends the gateway's process in mid-work, and waits for what is open and for
+/// its exit.
+async fn drain(
+    gateway: &Gateway,
+    live: &Live,
+    work: impl Future<Output = ()>,
+    limit: Duration,
+    report: &mut Report,
+) -> Option<Early> {
+    /// Longer than any drain that an orchestrator waits for.
+    const LONGEST: Duration = Duration::from_secs(60);
+    // Nobody begins a call that meets a closed door; those who have begun are
+    // let in first.
+    live.draining();
+    let mut work = std::pin::pin!(work);
+    let over = timeout(Duration::from_millis(50), &mut work).await.is_ok();
+    report.error_free_until_drain = Some(live.seen().errors.is_empty());
+    report.open_at_drain = Some(live.open());
+    let asked = Instant::now();
+    if let Err(why) = gateway.terminate() {
+        return Some(Early::Lost(why));
+    }
+    let exit = async {
+        let pid = gateway.pid?;
+        while target::alive(pid) {
+            sleep(Duration::from_millis(20)).await;
+        }
+        Some(asked.elapsed().as_secs_f64())
+    };
+    let work = async {
+        if !over {
+            work.await;
+        }
+    };
+    let both = async { tokio::join!(work, timeout(LONGEST, exit)).1 };
+    tokio::select! {
+        ended = both => {
+            report.exit_seconds = ended.ok().flatten();
+            if report.exit_seconds.is_none() {
+                report.error("the process did not end within 60 s of SIGTERM".to_owned());
+            }
+            None
+        }
+        () = sleep(limit) => Some(Early::Limit(limit)),
+        _ = tokio::signal::ctrl_c() => Some(Early::Asked),
     }
 }
 
 /// So many users, each with one call at a time.
 async fn closed(gateway: &Gateway, scenario: Scenario, plan: &Plan, live: &Arc<Live>) {
     let ask = Arc::new(user::Ask::new(gateway, scenario, plan));
-    let until = Instant::now() + Duration::from_secs_f64(plan.seconds);
+    let between = scenario.between(plan);
+    let seconds = Duration::from_secs_f64(scenario.seconds(plan));
+    // Those who hold a stream hold it until all have done so for a while.
+    let coming = between * u32::try_from(plan.users.min(10_000)).unwrap_or(0);
+    let until = Instant::now()
+        + seconds
+        + if scenario.held() {
+            coming
+        } else {
+            Duration::ZERO
+        };
     let calls = scenario.calls(plan);
-    let between = Duration::from_secs_f64(plan.pace_ms.clamp(1.0, 100.0) / 1000.0) / 25;
     let mut users = JoinSet::new();
     for n in 0..plan.users {
         let (ask, live) = (ask.clone(), live.clone());
@@ -207,7 +316,7 @@ async fn closed(gateway: &Gateway, scenario: Scenario, plan: &Plan, live: &Arc<L
                 None => Instant::now() < until && !live.drains(),
             };
             while more() {
-                user::call(&ask, &live, Instant::now()).await;
+                user::call(&ask, &live, Instant::now(), Some(until)).await;
             }
         });
     }
@@ -224,62 +333,54 @@ async fn open(gateway: &Gateway, scenario: Scenario, plan: &Plan, live: &Arc<Liv
     let mut n = 0_u32;
     loop {
         let due = start + Duration::from_secs_f64(f64::from(n) / rate);
-        if due > start + Duration::from_secs_f64(plan.seconds) {
+        if due > start + Duration::from_secs_f64(scenario.seconds(plan)) {
             break;
         }
         sleep_until(due).await;
         let (ask, live) = (ask.clone(), live.clone());
-        calls.spawn(async move { user::call(&ask, &live, due).await });
+        calls.spawn(async move { user::call(&ask, &live, due, None).await });
         while calls.try_join_next().is_some() {}
         n += 1;
     }
     while calls.join_next().await.is_some() {}
 }
 
-/// Waits for the process that was asked to end.
-async fn drained(gateway: &Gateway, start: Instant, report: &mut Report) {
-    const LONGEST: Duration = Duration::from_secs(60);
-    let Some(pid) = gateway.pid else { return };
-    let gone = async {
-        while target::alive(pid) {
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    match timeout(LONGEST, gone).await {
-        Ok(()) => report.exit_seconds = Some(start.elapsed().as_secs_f64()),
-        Err(_) => report.error("the process did not end within 60 s of SIGTERM".to_owned()),
-    }
-}
-
-/// What load and upstream do without a gateway between them.
+/// What load and upstream do without a gateway between them; two seconds or
+/// three, on a slow machine too.
 pub async fn ceiling(source: &Source) -> io::Result<Ceiling> {
     /// Long enough for a stable figure.
-    const CALLS: u64 = 20_000;
-    let mut target = Target::new(source.addr());
-    let plan = CallsPlan {
-        calls: CALLS,
+    const LONG: Duration = Duration::from_secs(1);
+    source.prepare(None).await?;
+    let target = Target::new(source.addr());
+    let mut plan = CallsPlan {
+        calls: 2_000,
         warmup: 1_000,
         ..CallsPlan::default()
     };
-    source.prepare(None).await?;
-    let small = calls(&target, &plan).await?;
-    target.upstream = None;
+    let mut total = Report::default();
+    while total.seconds < LONG.as_secs_f64() {
+        let some = calls(&target, &plan).await?;
+        total.calls += some.calls;
+        total.seconds += some.seconds.max(1e-3);
+        plan.warmup = 0;
+    }
     let gateway = Gateway::direct(source.addr());
     let plan = Plan {
         users: 16,
-        calls: Some(48),
-        tokens: 20_000,
+        tokens: 1_000_000_000,
         pace_ms: 0.0,
-        limit: Duration::from_secs(20),
         ..Plan::default()
     };
     let live = Arc::new(Live::default());
     let start = Instant::now();
-    closed(&gateway, Scenario::Steady, &plan, &live).await;
-    let chunks = live.seen().chunks;
+    let work = closed(&gateway, Scenario::Steady, &plan, &live);
+    // It is cut: nothing ends by itself.
+    let _ = timeout(LONG, work).await;
+    let (chunks, seconds) = (live.seen().chunks, start.elapsed().as_secs_f64());
+    source.quiet(Duration::from_secs(5)).await?;
     Ok(Ceiling {
-        calls_per_second: crate::load::float(small.calls) / small.seconds.max(1e-9),
-        chunks_per_second: crate::load::float(chunks) / start.elapsed().as_secs_f64(),
+        calls_per_second: crate::load::float(total.calls) / total.seconds,
+        chunks_per_second: crate::load::float(chunks) / seconds,
     })
 }
 
@@ -291,6 +392,7 @@ pub async fn upstream_at(addr: std::net::SocketAddr) -> io::Result<Source> {
              `tidegate fake-upstream --listen {addr}`, or have one started here with --upstream-listen"
         ))
     };
-    Control { addr }.truth().await.map_err(said)?;
-    Ok(Source::Theirs(Control { addr }))
+    let control = Control { addr };
+    let script = control.script_now().await.map_err(said)?;
+    Ok(Source::Theirs(control, Box::new(script)))
 }

@@ -32,6 +32,16 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(90, 90, 90),
 ];
 
+/// Width and height of a plot without its legend, and the legend's width.
+const SIZE: (u32, u32) = (470, 290);
+const LEGEND: u32 = 110;
+
+/// As short as it can be.
+fn number(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Nines: 0.9 is 1, 0.99 is 2.
 fn nines(share: f64) -> f64 {
     -(1.0 - share.min(0.999_999)).log10()
@@ -65,21 +75,20 @@ impl Plot {
         if points().next().is_none() || x_max <= 0.0 {
             return Err("nothing to show".into());
         }
-        let root = SVGBackend::with_string(text, (560, 300)).into_drawing_area();
+        let root = SVGBackend::with_string(text, (SIZE.0 + LEGEND, SIZE.1)).into_drawing_area();
         root.fill(&WHITE)?;
         let font = ("sans-serif", 13);
-        let mut chart = ChartBuilder::on(&root)
+        // Beside the plot: over it, it would hide what it explains.
+        let (left, right) = root.split_horizontally(SIZE.0);
+        let mut chart = ChartBuilder::on(&left)
             .caption(&self.title, ("sans-serif", 15))
             .margin(8)
             .x_label_area_size(34)
             .y_label_area_size(58)
             .build_cartesian_2d(0.0..x_max, 0.0..y_max.max(0.001) * 1.08)?;
-        let x_text = |x: &f64| {
-            if self.tail {
-                nines_text(*x)
-            } else {
-                format!("{x}")
-            }
+        let x_text = |x: &f64| match self.tail {
+            true => nines_text(*x),
+            false => number(*x),
         };
         chart
             .configure_mesh()
@@ -90,26 +99,20 @@ impl Plot {
             .x_labels(6)
             .y_labels(6)
             .x_label_formatter(&x_text)
+            .y_label_formatter(&|y| number(*y))
             .light_line_style(TRANSPARENT)
             .draw()?;
         for (n, line) in self.lines.iter().enumerate() {
-            let colour = COLOURS[n % COLOURS.len()];
-            let style = colour.stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(line.points.iter().map(at), style))?
-                .label(line.name.as_str())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], style));
+            // Lines often lie on each other: the later, the thinner.
+            let behind = u32::try_from(self.lines.len() - n).unwrap_or(1).min(4);
+            let style = COLOURS[n % COLOURS.len()].stroke_width(behind + 1);
+            chart.draw_series(LineSeries::new(line.points.iter().map(at), style))?;
+            let y = 40 + 20 * i32::try_from(n).unwrap_or(0);
+            right.draw(&PathElement::new([(0, y), (16, y)], style))?;
+            let name = Text::new(line.name.as_str(), (22, y - 7), font);
+            right.draw(&name)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .border_style(RGBColor(200, 200, 200))
-            .label_font(font)
-            .draw()?;
         root.present()?;
-        drop(chart);
-        drop(root);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::Script;
+use crate::load::Bars;
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -56,8 +57,9 @@ pub struct Plan {
     pub users: usize,
     /// Calls in all; without, ten for each user.
     pub calls: Option<u64>,
-    /// Length of scenarios that are not over with their calls.
-    pub seconds: f64,
+    /// Length of scenarios that are not over with their calls; without, what
+    /// the scenario needs.
+    pub seconds: Option<f64>,
     /// Calls a second of a burst.
     pub rate: f64,
     /// Tokens of an answer.
@@ -76,6 +78,8 @@ pub struct Plan {
     pub rounds: usize,
     /// Longest time of one scenario.
     pub limit: Duration,
+    /// Before `abort`, also time the first event while nobody leaves.
+    pub undisturbed: bool,
     /// A line on standard error now and then.
     #[serde(skip)]
     pub progress: bool,
@@ -86,7 +90,7 @@ impl Default for Plan {
         Self {
             users: 100,
             calls: None,
-            seconds: 10.0,
+            seconds: None,
             rate: 100.0,
             tokens: 200,
             pace_ms: 20.0,
@@ -96,6 +100,7 @@ impl Default for Plan {
             slots: 8,
             rounds: 1,
             limit: Duration::from_secs(180),
+            undisturbed: false,
             progress: false,
         }
     }
@@ -115,6 +120,8 @@ pub(super) enum Arrivals {
 pub(super) enum Leaves {
     AtChunk(u64),
     After(Duration),
+    /// When all have held their streams for a while.
+    Together,
     AtEnd,
 }
 
@@ -188,9 +195,7 @@ impl Scenario {
             Self::LeaveEarly | Self::Abandon => Leaves::After(plan.patience),
             // Half of the answers come in time if nobody else is there.
             Self::Retry => Leaves::After(Duration::from_secs_f64(self.work_seconds(plan) * 1.5)),
-            Self::Slow | Self::Stalled | Self::Idle => {
-                Leaves::After(Duration::from_secs_f64(plan.seconds))
-            }
+            Self::Slow | Self::Stalled | Self::Idle => Leaves::Together,
             Self::Burst | Self::Steady | Self::Drain | Self::Vanish => Leaves::AtEnd,
         }
     }
@@ -203,6 +208,56 @@ impl Scenario {
         }
     }
 
+    /// Whether users hold a stream each, for a time.
+    pub(super) fn held(self) -> bool {
+        matches!(self, Self::Slow | Self::Stalled | Self::Idle)
+    }
+
+    /// How long it lasts where calls do not say.
+    pub(super) fn seconds(self, plan: &Plan) -> f64 {
+        plan.seconds.unwrap_or(match self {
+            // TCP's own timers are what ends the work of machines that are
+            // gone, half a minute where they are set well.
+            Self::Vanish => 60.0,
+            _ => 10.0,
+        })
+    }
+
+    /// Those of the bars that are on figures this scenario has.
+    pub(crate) fn judged(self, bars: &Bars) -> Bars {
+        let mut bars = bars.clone();
+        if self.tokens(&Plan::default()).is_none() {
+            bars.max_waste_percent = None;
+        }
+        if !self.retries() {
+            bars.max_amplification = None;
+        }
+        if !self.held() {
+            bars.max_kib_per_stream = None;
+            bars.max_mib = None;
+        }
+        if self != Self::Abort {
+            bars.max_first_event_ratio = None;
+        }
+        if self.held() || self.gives_up() || self == Self::Vanish {
+            bars.max_delay_p99_ms = None;
+        }
+        if matches!(
+            self,
+            Self::LeaveEarly | Self::Abandon | Self::Stalled | Self::Vanish
+        ) {
+            bars.max_cpu_us_per_chunk = None;
+        }
+        if self == Self::Drain {
+            bars.max_memory_left_mib = None;
+            bars.max_cpu_us_per_call = None;
+            bars.max_cpu_us_per_chunk = None;
+        } else {
+            bars.max_exit_seconds = None;
+        }
+        bars
+    }
+
     /// Whether leaving without an answer is what users are there for.
     pub(super) fn gives_up(self) -> bool {
         matches!(self, Self::LeaveEarly | Self::Abandon)
@@ -211,6 +266,16 @@ impl Scenario {
     fn work_seconds(self, plan: &Plan) -> f64 {
         let tokens = self.tokens(plan).unwrap_or(plan.tokens);
         crate::load::float(tokens) * plan.pace_ms / 1000.0
+    }
+
+    /// From one user's coming to the next one's.
+    pub(super) fn between(self, plan: &Plan) -> Duration {
+        if self == Self::Drain {
+            // In step, all of them could be between two calls at the signal.
+            let users = u32::try_from(plan.users.max(1)).unwrap_or(u32::MAX);
+            return Duration::from_secs_f64(self.work_seconds(plan)) / users;
+        }
+        Duration::from_secs_f64(plan.pace_ms.clamp(1.0, 100.0) / 1000.0) / 25
     }
 
     /// Tokens of each answer, where it has an end.

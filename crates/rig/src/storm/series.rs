@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::Source;
 use super::live::Live;
-use crate::load::{ProcessUse, Report, Sockets, Watched, float, millis};
+use crate::load::{ProcessUse, Report, Sockets, Watch, float, millis};
 use crate::truth::Truth;
 
 /// How often things are looked at.
@@ -38,17 +38,25 @@ pub struct Tick {
 }
 
 impl Tick {
-    fn new(at: f64, open: u64, truth: Option<Truth>, watched: Watched) -> Self {
+    /// The truth takes a moment to ask for; what was open before and after it
+    /// bounds what was open then, and only what is beyond both is counted.
+    fn new(
+        at: f64,
+        (before, after): (u64, u64),
+        truth: Option<Truth>,
+        process: Option<ProcessUse>,
+        sockets: &Sockets,
+    ) -> Self {
         let running = truth.map_or(0, |t| t.running);
         let known = |n: u64| if truth.is_some() { n } else { 0 };
         Self {
             at,
-            open,
+            open: after,
             running,
-            queued: known(open.saturating_sub(running)),
-            abandoned: known(running.saturating_sub(open)),
-            process: watched.process(),
-            sockets: by_state(&watched.sockets()),
+            queued: known(before.min(after).saturating_sub(running)),
+            abandoned: known(running.saturating_sub(before.max(after))),
+            process,
+            sockets: by_state(sockets),
         }
     }
 }
@@ -65,12 +73,19 @@ fn by_state(sockets: &Sockets) -> BTreeMap<String, u64> {
 #[derive(Debug)]
 pub(super) struct Series {
     stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<Vec<Tick>>>,
+    thread: Option<std::thread::JoinHandle<Looks>>,
+}
+
+/// What was seen: all moments, and the sockets when they were most.
+#[derive(Debug, Default)]
+struct Looks {
+    ticks: Vec<Tick>,
+    most: Sockets,
 }
 
 impl Series {
     pub(super) fn start(
-        watched: Watched,
+        watched: Watch,
         source: Option<Source>,
         live: Arc<Live>,
         progress: bool,
@@ -82,8 +97,8 @@ impl Series {
                 .enable_all()
                 .build();
             runtime.map_or_else(
-                |_| Vec::new(),
-                |runtime| runtime.block_on(ticks(watched, source, &live, progress, &stopped)),
+                |_| Looks::default(),
+                |runtime| runtime.block_on(looks(&watched, source, &live, progress, &stopped)),
             )
         };
         let thread = std::thread::Builder::new()
@@ -98,7 +113,8 @@ impl Series {
     /// Ends it and puts what it saw into the report.
     pub(super) fn into_report(self, report: &mut Report) {
         self.stop.store(true, Ordering::Relaxed);
-        let ticks = self.thread.and_then(|t| t.join().ok()).unwrap_or_default();
+        let looks = self.thread.and_then(|t| t.join().ok()).unwrap_or_default();
+        let Looks { ticks, most } = looks;
         let mut peak: Option<ProcessUse> = None;
         for now in ticks.iter().filter_map(|t| t.process) {
             let most = peak.get_or_insert(now);
@@ -109,6 +125,7 @@ impl Series {
             most.cpu_us = now.cpu_us;
         }
         report.peak = peak;
+        report.sockets_during = Some(most);
         report.max_abandoned = ticks.iter().map(|t| t.abandoned).max();
         report.abandoned_call_seconds = Some(area(&ticks));
         report.series = ticks;
@@ -123,57 +140,68 @@ fn area(ticks: &[Tick]) -> f64 {
         .sum()
 }
 
-async fn ticks(
-    watched: Watched,
+async fn looks(
+    watched: &Watch,
     source: Option<Source>,
     live: &Live,
     progress: bool,
     stopped: &AtomicBool,
-) -> Vec<Tick> {
+) -> Looks {
     /// An hour of a storm.
     const MOST: usize = 4 * 3600;
     let start = Instant::now();
     let mut every = interval(EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut ticks = Vec::new();
+    let mut seen = Looks::default();
     let terminal = std::io::stderr().is_terminal();
-    while !stopped.load(Ordering::Relaxed) && ticks.len() < MOST {
+    while !stopped.load(Ordering::Relaxed) && seen.ticks.len() < MOST {
         every.tick().await;
+        let before = live.open();
         let truth = match &source {
             // One that does not answer is no reason to wait.
             Some(source) => timeout(Duration::from_secs(1), source.truth()).await,
             None => Ok(Err(std::io::ErrorKind::NotFound.into())),
         };
         let truth = truth.ok().and_then(Result::ok);
-        let tick = Tick::new(start.elapsed().as_secs_f64(), live.open(), truth, watched);
-        let shown = if terminal {
-            true
-        } else {
-            ticks.len() % 20 == 19
-        };
-        if progress && shown {
-            say(&tick, live.done(), terminal);
+        let open = (before, live.open());
+        let sockets = watched.sockets();
+        let at = start.elapsed().as_secs_f64();
+        let tick = Tick::new(at, open, truth, watched.process(), &sockets);
+        if sockets.all() > seen.most.all() {
+            seen.most = sockets;
         }
-        ticks.push(tick);
+        let shown = terminal || seen.ticks.len() % 20 == 19;
+        if progress && shown {
+            say(&tick, live.done(), truth.is_some(), terminal);
+        }
+        seen.ticks.push(tick);
     }
     if progress && terminal {
         let _ = writeln!(std::io::stderr());
     }
-    ticks
+    seen
 }
 
 /// A line for whoever waits; on a terminal it is written over the last one.
-fn say(tick: &Tick, done: u64, terminal: bool) {
+fn say(tick: &Tick, done: u64, known: bool, terminal: bool) {
     let (start, end) = if terminal {
         ("\r", "\x1b[K")
     } else {
         ("", "\n")
     };
-    let mib = tick.process.map_or(0, |p| p.rss_kib / 1024);
-    let text = format!(
-        "{start}  {:5.1} s  done {done}  open {}  running {}  queued {}  abandoned {}  {mib} MiB{end}",
-        tick.at, tick.open, tick.running, tick.queued, tick.abandoned
+    let mut text = format!(
+        "{start}  {:5.1} s  done {done}  open {}",
+        tick.at, tick.open
     );
+    // What is not known is not said.
+    if known {
+        let (running, queued, abandoned) = (tick.running, tick.queued, tick.abandoned);
+        text += &format!("  running {running}  queued {queued}  abandoned {abandoned}");
+    }
+    if let Some(process) = tick.process {
+        text += &format!("  {} MiB", process.rss_kib / 1024);
+    }
+    text += end;
     // Nobody to tell if standard error is closed.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -185,4 +213,25 @@ pub(super) fn distribution(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     ];
     let point = |q: &f64| (*q, millis(histogram.value_at_quantile(*q)));
     quantiles.iter().map(point).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_end_while_the_truth_is_asked_for_are_neither_queued_nor_abandoned() {
+        let tick = |open, running| {
+            let truth = Truth {
+                running,
+                ..Truth::default()
+            };
+            let tick = Tick::new(0.0, open, Some(truth), None, &Sockets::default());
+            (tick.queued, tick.abandoned)
+        };
+        assert_eq!(tick((60, 0), 22), (0, 0));
+        assert_eq!(tick((0, 60), 22), (0, 0));
+        assert_eq!(tick((60, 60), 22), (38, 0));
+        assert_eq!(tick((5, 8), 22), (0, 14));
+    }
 }

@@ -17,8 +17,8 @@ use crate::{FakeUpstream, PeerEnd, Script, Truth};
 pub enum Source {
     /// A fake upstream of this process.
     Ours(Arc<Ours>),
-    /// One that runs elsewhere.
-    Theirs(Control),
+    /// One that runs elsewhere, and what it does by default.
+    Theirs(Control, Box<Script>),
 }
 
 /// A fake upstream on a thread of its own, ended when this is dropped.
@@ -67,7 +67,7 @@ impl Source {
     pub fn addr(&self) -> SocketAddr {
         match self {
             Self::Ours(ours) => ours.upstream.addr(),
-            Self::Theirs(control) => control.addr,
+            Self::Theirs(control, _) => control.addr,
         }
     }
 
@@ -75,7 +75,7 @@ impl Source {
     pub async fn truth(&self) -> io::Result<Truth> {
         match self {
             Self::Ours(ours) => Ok(ours.upstream.truth()),
-            Self::Theirs(control) => control.truth().await,
+            Self::Theirs(control, _) => control.truth().await,
         }
     }
 
@@ -95,12 +95,11 @@ impl Source {
                 ours.upstream.reset();
                 Ok(())
             }
-            Self::Theirs(control) => control.reset().await,
+            Self::Theirs(control, _) => control.reset().await,
         }
     }
 
-    /// Makes it what a scenario needs, or what it was at the start. One that
-    /// runs elsewhere is left as it is but for that.
+    /// Makes it what a scenario needs, or what it was at the start.
     pub(super) async fn prepare(&self, script: Option<Script>) -> io::Result<()> {
         match (self, script) {
             (Self::Ours(ours), script) => {
@@ -108,15 +107,20 @@ impl Source {
                 ours.upstream.set_default(script);
                 Ok(())
             }
-            (Self::Theirs(control), Some(script)) => control.script(&script).await,
-            (Self::Theirs(_), None) => Ok(()),
+            (Self::Theirs(control, _), Some(script)) => control.script(&script).await,
+            (Self::Theirs(control, default), None) => control.script(default).await,
         }
     }
 
-    /// Ends what still runs, where that can be done.
+    /// Ends what still runs.
     pub(super) async fn cut(&self) {
-        if let Self::Ours(ours) = self {
-            ours.upstream.cut_all(PeerEnd::Rst);
+        match self {
+            Self::Ours(ours) => ours.upstream.cut_all(PeerEnd::Rst),
+            Self::Theirs(control, _) => {
+                if self.truth().await.is_ok_and(|t| t.running > 0) {
+                    control.cut().await;
+                }
+            }
         }
     }
 }

@@ -99,8 +99,16 @@ impl Gateway {
         crate::raw::request_bytes("POST", &self.path, &headers, json.as_bytes())
     }
 
+    /// Whether an upstream that listens there is what users talk to: no gateway
+    /// at all.
+    #[must_use]
+    pub fn is(&self, upstream: SocketAddr) -> bool {
+        let same = upstream.ip() == self.addr.ip() || upstream.ip().is_unspecified();
+        same && upstream.port() == self.addr.port()
+    }
+
     pub(super) fn watched(&self, source: Option<&Source>) -> Watched {
-        let upstream = source.map(Source::addr).filter(|a| *a != self.addr);
+        let upstream = source.map(Source::addr).filter(|a| !self.is(*a));
         Watched {
             pid: self.pid,
             listen: self.addr.port(),
@@ -259,6 +267,14 @@ mod tests {
             let error = Gateway::at(url).expect_err(url);
             assert!(error.contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn no_gateway_is_known_by_its_address() {
+        let upstream = |text: &str| text.parse().expect("an address");
+        let gateway = Gateway::direct(upstream("127.0.0.1:8000"));
+        assert!(gateway.is(upstream("127.0.0.1:8000")) && gateway.is(upstream("0.0.0.0:8000")));
+        assert!(!gateway.is(upstream("0.0.0.0:8001")) && !gateway.is(upstream("127.0.0.2:8000")));
     }
 
     #[test]

@@ -60,14 +60,15 @@ impl Ask {
     }
 }
 
-/// One call, with its retries, as if it had begun when it was `due`.
-pub(super) async fn call(ask: &Ask, live: &Live, due: Instant) {
+/// One call, with its retries, as if it had begun when it was `due`. Who holds
+/// a stream does so until `until`.
+pub(super) async fn call(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) {
     /// As the OpenAI and Anthropic SDKs have it.
     const RETRIES: u32 = 2;
     live.wants();
     let mut tried = 0;
     let ended = loop {
-        let ended = attempt(ask, live, due).await;
+        let ended = attempt(ask, live, due, until).await;
         let again = match &ended {
             Attempt::Well => None,
             Attempt::Refused(status, after) => {
@@ -83,17 +84,16 @@ pub(super) async fn call(ask: &Ask, live: &Live, due: Instant) {
         tried += 1;
     };
     live.note(|seen| seen.done += 1);
-    match ended {
-        Attempt::Well => {}
-        Attempt::GaveUp if ask.scenario.gives_up() => {}
-        Attempt::GaveUp => live.failed("gave up"),
-        Attempt::Refused(status, _) => live.failed(&format!("status {status}")),
-        Attempt::Failed(why) => {
-            live.failed(&why);
-            // A target that fails at once is not asked a million times.
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
+    let why = match ended {
+        Attempt::Well => return,
+        Attempt::GaveUp if ask.scenario.gives_up() => return,
+        Attempt::GaveUp => "gave up".to_owned(),
+        Attempt::Refused(status, _) => format!("status {status}"),
+        Attempt::Failed(why) => why,
+    };
+    live.failed(&why);
+    // A target that fails at once is not asked a million times.
+    sleep(Duration::from_millis(20)).await;
 }
 
 /// Half a second, doubled each time up to eight, less up to a quarter.
@@ -104,7 +104,7 @@ fn backoff(tried: u32) -> Duration {
     Duration::from_secs_f64(full.min(8.0) * (1.0 - 0.25 * f64::from(spread) / 1000.0))
 }
 
-async fn attempt(ask: &Ask, live: &Live, due: Instant) -> Attempt {
+async fn attempt(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) -> Attempt {
     /// A gateway that wedges must not wedge the judge.
     const LONGEST: Duration = Duration::from_secs(60);
     let connected = timeout(
@@ -134,8 +134,9 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant) -> Attempt {
         half: false,
         ended: false,
     };
-    let (limit, given) = match ask.leaves {
-        Leaves::After(limit) => (limit, true),
+    let (limit, given) = match (ask.leaves, until) {
+        (Leaves::After(limit), _) => (limit, true),
+        (Leaves::Together, Some(until)) => (until.saturating_duration_since(begun), true),
         _ => (LONGEST, false),
     };
     let ended = timeout(limit, reading.answer(&mut conn)).await;
@@ -220,8 +221,14 @@ impl Reading<'_> {
             conn.body().await?;
             return std::future::pending().await;
         }
+        let until_close = conn.until_close && ask.scenario.streamed();
+        let mut tail = Vec::new();
         while let Some(bytes) = conn.body().await? {
             let now = now_ns();
+            if until_close {
+                tail.extend_from_slice(bytes);
+                tail.drain(..tail.len().saturating_sub(TAIL));
+            }
             let fresh = events(bytes) + u64::from(self.half && bytes.starts_with(b"\n"));
             self.half = match bytes {
                 [b'\n'] => !self.half,
@@ -246,14 +253,29 @@ impl Reading<'_> {
                 sleep(Duration::from_secs(1)).await;
             }
         }
+        if until_close && !says_that_it_is_whole(&tail) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         self.ended = true;
         if let Leaves::AtChunk(_) = ask.leaves {
-            return Err(io::Error::other("the stream ended before the cut"));
+            return Ok(Attempt::Failed(
+                "the stream ended before the cut".to_owned(),
+            ));
         }
         let took = nanos(self.due.elapsed());
         live.note(|seen| seen.latency.saturating_record(took));
         Ok(Attempt::Well)
     }
+}
+
+/// Enough for the last event of a stream.
+const TAIL: usize = 16 * 1024;
+
+/// Where only the close ends a stream, its last event has to.
+fn says_that_it_is_whole(tail: &[u8]) -> bool {
+    let ends: [&[u8]; 3] = [b"data: [DONE]", b"message_stop", b"response.completed"];
+    ends.iter()
+        .any(|end| memchr::memmem::find(tail, end).is_some())
 }
 
 fn nanos(time: Duration) -> u64 {

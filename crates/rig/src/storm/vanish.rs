@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::live::Live;
-use super::scenario::Plan;
+use super::scenario::{Plan, Scenario};
 use super::series::Series;
 use super::target::ip;
 use super::{Early, Gateway, Source};
@@ -143,10 +143,15 @@ pub async fn vanish(
     });
     std::fs::write(&file, gateway.request(&body.to_string()))?;
     let mut report = Report::new("vanish");
-    let watched = gateway.watched(Some(source));
+    let watched = gateway.watched(Some(source)).from_now();
     report.before = watched.process();
     let live = Arc::new(Live::default());
-    let series = Series::start(watched, Some(source.clone()), live.clone(), plan.progress);
+    let series = Series::start(
+        watched.clone(),
+        Some(source.clone()),
+        live.clone(),
+        plan.progress,
+    );
     let clients = Clients {
         namespace: &namespace,
         program,
@@ -160,7 +165,7 @@ pub async fn vanish(
         Err(e) => report.ended_early = Some(Early::Lost(e.to_string()).to_string()),
     }
     let pulled = Instant::now();
-    let until = pulled + Duration::from_secs_f64(plan.seconds);
+    let until = pulled + Duration::from_secs_f64(Scenario::Vanish.seconds(plan));
     while source.truth().await?.running > 0 && Instant::now() < until {
         sleep(Duration::from_millis(20)).await;
     }
@@ -170,9 +175,9 @@ pub async fn vanish(
     report.running_after = Some(truth.running);
     report.stopped_after_seconds = (truth.running == 0).then_some(report.seconds);
     report.truth = Some(truth);
-    source.cut().await;
     report.after = watched.process();
     report.sockets_after = Some(watched.sockets());
+    source.cut().await;
     series.into_report(&mut report);
     Ok(report)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::Shared;
 use crate::http1::Head;
 use crate::script::{Pages, Script};
-use crate::truth::Truth;
+use crate::truth::{PeerEnd, Truth};
 
 /// Whether the request is none for the model.
 pub(super) fn is_for(shared: &Shared, head: &Head) -> bool {
@@ -50,6 +50,11 @@ fn control(shared: &Shared, method: &str, path: &str, body: &[u8]) -> (u16, &'st
         ("GET", "/__rig/script") => (200, to_json(&*shared.script())),
         ("POST", "/__rig/reset") => {
             shared.ledger.reset();
+            (200, "{}".to_owned())
+        }
+        ("POST", "/__rig/cut") => {
+            // It takes the asker's connection too.
+            shared.cut.send_replace(PeerEnd::Rst);
             (200, "{}".to_owned())
         }
         ("PUT", "/__rig/script") => match serde_json::from_slice::<Script>(body) {
