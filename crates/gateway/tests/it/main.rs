@@ -15,6 +15,7 @@ mod cases;
 mod confirm;
 mod contracts;
 mod descriptors;
+mod drained;
 mod echo;
 mod ends;
 mod fields;
