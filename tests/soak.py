@@ -120,7 +120,8 @@ class Load:
 def books(gateway: Gateway, fake: Fake, sent: int) -> list[str]:
     """Where they do not agree."""
     lines = [line for line in gateway.log().splitlines() if line.startswith("{")]
-    ids = [json.loads(line)["id"] for line in lines]
+    calls = [json.loads(line) for line in lines]
+    ids = [call["id"] for call in calls]
     truth = httpx.get(f"{fake.url}/__rig/truth").json()
     counts = {
         "requests that clients sent": sent,
@@ -133,8 +134,16 @@ def books(gateway: Gateway, fake: Fake, sent: int) -> list[str]:
     }
     gauges = {name: int(gateway.metric(f"tidegate_{name}")) for name in ("queued", "running", "abandoned", "lingering")}
     print("\n".join(f"{name:28} {n}" for name, n in {**counts, **slots, **gauges}.items()))
-    print(f"{'calls begun at the server':28} {truth['calls_begun']}, at most {truth['max_running']} at once")
+    # What was tried and got no head may have ended on its way there: a kept connection that was reset, a client that
+    # left while its request was being sent.
+    tried = sum(call["attempts"] for call in calls)
+    answered = sum("head_ms" in call for call in calls)
+    begun = truth["calls_begun"]
+    print(f"{'attempts in the access log':28} {tried}, of which {answered} got a head")
+    print(f"{'calls begun at the server':28} {begun}, at most {truth['max_running']} at once")
     wrong = []
+    if not answered <= begun <= tried:
+        wrong.append(f"the two sides differ: {begun} calls begun at the server, {answered} answered of {tried} tried")
     if len(set(counts.values())) != 1:
         wrong.append(f"the books differ: {counts}")
     if slots["started_total"] != slots["ended_total"]:
