@@ -1,56 +1,69 @@
-"""What a call costs beside what it replaces, in turns in one process: `python python/bench/overhead.py`."""
+"""What a call of `Limiter.run` costs beside one of `asyncio.to_thread`, in turns in one process, by the clock and in
+processor time: `python python/bench/overhead.py`. Takes half a minute; on a machine that has nothing else to do."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tidegate
 
-CALLS, ROUNDS = 1_000, 15
+CALLS, ROUNDS = 1_024, 41
+THREADS = 6
+"""As many for either: what `asyncio.to_thread` has by default on two processors."""
+
+Run = Callable[[Callable[[], None]], Awaitable[Any]]
 
 
 def nothing() -> None:
     pass
 
 
-async def one_after_the_other(run: Callable[[Callable[[], None]], Awaitable[Any]]) -> float:
-    begin = time.perf_counter()
-    for _ in range(CALLS):
-        await run(nothing)
-    return (time.perf_counter() - begin) / CALLS * 1e6
+async def at_once(run: Run, calls: int) -> tuple[float, float]:
+    """Microseconds of a call, by the clock and of the processors, with so many at once."""
+    clock, processor = time.perf_counter(), time.process_time()
+    if calls == 1:
+        for _ in range(CALLS):
+            await run(nothing)
+    else:
+        for _ in range(CALLS // calls):
+            await asyncio.gather(*(run(nothing) for _ in range(calls)))
+    return (time.perf_counter() - clock) / CALLS * 1e6, (time.process_time() - processor) / CALLS * 1e6
 
 
-async def in_eights(run: Callable[[Callable[[], None]], Awaitable[Any]]) -> float:
-    begin = time.perf_counter()
-    for _ in range(CALLS // 8):
-        await asyncio.gather(*(run(nothing) for _ in range(8)))
-    return (time.perf_counter() - begin) / CALLS * 1e6
+def spread(values: list[float], unit: str = "") -> str:
+    """Median, and between which values half of them are."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f}{unit} ({low:.2f} to {high:.2f})" if not unit else f"{middle:.1f}{unit} ({low:.1f} to {high:.1f})"
 
 
 async def main() -> int:
-    limiter = tidegate.Limiter(8, queue=8)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+    limiter = tidegate.Limiter(THREADS, queue=64)
     worse = 0
-    for shape in (one_after_the_other, in_eights):
-        ours: list[float] = []
-        theirs: list[float] = []
-        for number in range(ROUNDS + 1):
-            pair = [(theirs, asyncio.to_thread), (ours, limiter.run)]
+    print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds of {CALLS} calls each, in turns; median (half of the rounds)")
+    for calls in (1, 8, 64):
+        ours: list[tuple[float, float]] = []
+        theirs: list[tuple[float, float]] = []
+        for number in range(ROUNDS + 2):
+            pair: list[tuple[list[tuple[float, float]], Run]] = [(theirs, asyncio.to_thread), (ours, limiter.run)]
             for times, run in pair if number % 2 else reversed(pair):
-                took = await shape(run)
-                if number:  # the first is for warmth
+                took = await at_once(run, calls)
+                if number > 1:  # the first two are for warmth
                     times.append(took)
-        quotients = sorted(mine / other for mine, other in zip(ours, theirs, strict=True))
-        middle = quotients[ROUNDS // 2]
-        print(
-            f"{shape.__name__}: Limiter.run {statistics.median(ours):.1f} us ({min(ours):.1f} to {max(ours):.1f}), "
-            f"asyncio.to_thread {statistics.median(theirs):.1f} us ({min(theirs):.1f} to {max(theirs):.1f}), "
-            f"quotient {middle:.2f} ({quotients[0]:.2f} to {quotients[-1]:.2f})"
-        )
-        worse += middle > 1
+        for which, name in ((0, "by the clock"), (1, "processor time")):
+            mine, other = [took[which] for took in ours], [took[which] for took in theirs]
+            quotients = [a / b for a, b in zip(mine, other, strict=True)]
+            print(
+                f"{calls:2} at once, {name:14}: Limiter.run {spread(mine, ' us')}, "
+                f"asyncio.to_thread {spread(other, ' us')}, quotient {spread(quotients)}"
+            )
+            worse += statistics.median(quotients) > 1
     return worse
 
 

@@ -224,7 +224,8 @@ class Call(Future[T]):
             self._label = label_of(fn)
         self._named = None  # which holds the arguments
         try:
-            value = context.run(self._run, fn)
+            context.run(current.set, self)
+            value = context.run(fn)
         except Severed as severed:
             error = Abandoned(f"the work of {self.label!r} was ended, as nobody waited for it")
             error.__cause__ = severed
@@ -232,10 +233,6 @@ class Call(Future[T]):
             error = raised
         del fn, context
         self.end(value, error)
-
-    def _run(self, fn: Callable[[], T]) -> T:
-        current.set(self)
-        return fn()
 
     def fail(self, error: BaseException) -> None:
         """It has its slot and cannot begin."""
@@ -258,9 +255,13 @@ class Call(Future[T]):
         self.ended_at = time.monotonic()
         self.thread = None
         self.outer = None
-        self.limiter.thread_free()
-        self.limiter.ended(self, entry.finish(outcome))
-        self.settle(value, error)
+        limiter = self.limiter
+        limiter.thread_free()
+        limiter.ended(self, entry.finish(outcome))
+        if error is None:
+            self.set_result(value)  # type: ignore[arg-type]
+        else:
+            self.set_exception(error)
         if self.left:
             self._tell(error)
 

@@ -203,6 +203,8 @@ class Limiter(Ask):
         self.epoch = os.getpid()
         self._ledger = Ledger(bounds, self.queue_timeout, self._target_delay, self._flow_limit)
         self._workers = Workers(f"tidegate-{self.name or next(_names)}")
+        self.thread_free = self._workers.done
+        """A thread has done its work. Said before its slot is given on, so that the next call finds it."""
         self._queued: dict[int, Call[Any]] = {}
         self._running: dict[int, Call[Any]] = {}
         self._idle: list[Future[None]] = []
@@ -337,17 +339,15 @@ class Limiter(Ask):
             call.granted()
             return
         number = call.number
-        self._queued[number] = call  # before the offer: its slot may come while the offer returns
         offer = self._ledger.offer(number, terms.numbers, terms.timeout)
         if isinstance(offer, Refusal):
-            del self._queued[number]
             raise refused(offer, self.name)
         call.entry, started = offer
         if started:
-            del self._queued[number]
             call.granted()
         else:
-            call.look()  # again: nobody could tell it of its slot before it had its entry
+            self._queued[number] = call
+            call.look()  # again: nobody could tell it of its slot before it was among the queued
             if self.queue_timeout is not None and number in self._queued:
                 _timer.set(call, self.queue_timeout)
 
@@ -359,10 +359,13 @@ class Limiter(Ask):
 
     def dispatch(self, call: Call[Any]) -> None:
         """A call of the pool has its slot."""
-        hire = self._workers.add()
+        workers = self._workers
         self._running[call.number] = call
+        if not workers.add():
+            workers.take(call)
+            return
         try:
-            self._workers.take(call, hire)
+            workers.hire(call)
         except RuntimeError as error:
             call.fail(error)
 
@@ -379,17 +382,16 @@ class Limiter(Ask):
         """The call is not queued any more."""
         if self._queued.pop(call.number, None) is not None and self.queue_timeout is not None:
             _timer.clear(call)
-        self._look_idle()
-
-    def thread_free(self) -> None:
-        """A thread has done its work. Said before its slot is given on, so that the next call finds it."""
-        self._workers.done()
+        if self._idle:
+            self._look_idle()
 
     def ended(self, call: Call[Any], woken: list[int]) -> None:
         """The work of a call is over."""
         self._running.pop(call.number, None)
-        self.wake(woken)
-        self._look_idle()
+        if woken:
+            self.wake(woken)
+        if self._idle:
+            self._look_idle()
 
     def wake(self, woken: list[int]) -> None:
         """These calls have something to hear."""
@@ -402,7 +404,7 @@ class Limiter(Ask):
         self._severed_total = next(self._severed) + 1
 
     def _look_idle(self) -> None:
-        if self._idle and self._ledger.is_idle():
+        if self._ledger.is_idle():
             idle, self._idle = self._idle, []
             for future in idle:
                 if not future.done():

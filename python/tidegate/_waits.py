@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,14 @@ def in_trio() -> bool:
     return trio is not None and trio.lowlevel.in_trio_task()
 
 
-async def settled(future: Future[Any], timeout: float | None = None) -> bool:
+def settled(future: Future[Any], timeout: float | None = None) -> Coroutine[Any, Any, bool]:
     """Waits until `future` is done, at most `timeout` seconds; whether it is.
 
     Cancelling the wait raises as the event loop does it, and does nothing to the future."""
-    if in_trio():
-        await _settled_in_trio(future, timeout)
-    else:
-        await _settled_in_asyncio(future, timeout)
-    return future.done()
+    return _settled_in_trio(future, timeout) if in_trio() else _settled_in_asyncio(future, timeout)
 
 
-async def _settled_in_asyncio(future: Future[Any], timeout: float | None) -> None:
+async def _settled_in_asyncio(future: Future[Any], timeout: float | None) -> bool:
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] | None = loop.create_future()
 
@@ -53,9 +50,10 @@ async def _settled_in_asyncio(future: Future[Any], timeout: float | None) -> Non
         waiter = None
         if timer is not None:
             timer.cancel()
+    return timeout is None or future.done()
 
 
-async def _settled_in_trio(future: Future[Any], timeout: float | None) -> None:
+async def _settled_in_trio(future: Future[Any], timeout: float | None) -> bool:
     import trio
 
     task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
@@ -83,3 +81,4 @@ async def _settled_in_trio(future: Future[Any], timeout: float | None) -> None:
     future.add_done_callback(ended)
     with trio.move_on_after(float("inf") if timeout is None else timeout):
         await trio.lowlevel.wait_task_rescheduled(abort)
+    return future.done()

@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,23 @@ class Workers:
         self._name = name
         self._process = os.getpid()
         self._crew = Crew()
+        self.add: Callable[[], bool] = self._crew.add
+        """Counts one more call. Whether it needs a new thread."""
+        self.done: Callable[[], None] = self._crew.done
+        """The work of a call is over, and its thread about to be free."""
         self._jobs: SimpleQueue[Call[Any]] = SimpleQueue()
+        self.take: Callable[[Call[Any]], None] = self._jobs.put
+        """Has a thread that is there work off the call, which has its slot and was counted."""
         self._numbers = itertools.count(1)
 
     @property
     def threads(self) -> int:
         return self._crew.threads
 
-    def add(self) -> bool:
-        """Counts one more call. Whether it needs a new thread."""
-        return self._crew.add()
-
-    def take(self, call: Call[Any], hire: bool) -> None:
-        """Works off the call, which has its slot and was counted.
+    def hire(self, call: Call[Any]) -> None:
+        """Works off the call on a new thread.
 
         Raises RuntimeError if the system gives no thread; the call has not started then."""
-        if not hire:
-            self._jobs.put(call)
-            return
         name = f"{self._name}-{next(self._numbers)}"
         thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
         try:
@@ -70,10 +70,6 @@ class Workers:
             except Empty:
                 if self._crew.retire():
                     return None
-
-    def done(self) -> None:
-        """The work of a call is over, and its thread about to be free."""
-        self._crew.done()
 
 
 class Timer:
