@@ -40,7 +40,8 @@ def test_a_waiter_that_leaves_through_asyncio_is_counted() -> None:
             for _ in range(3):
                 with pytest.raises((TimeoutError, asyncio.TimeoutError)):
                     await asyncio.wait_for(asyncio.to_thread(work), 0.02)
-                await asyncio.sleep(0.01)
+                while limiter.statistics().abandoned != 1 or limiter.statistics().tasks_waiting:
+                    await asyncio.sleep(0.001)
             assert limiter.statistics().abandoned == 1 and work.started == 1
 
         asyncio.run(main())  # which shuts the executor down, and does not wait for the leftover
@@ -69,9 +70,15 @@ def test_shutdown_waits_for_who_is_waited_for() -> None:
     with blocking() as work:
         running, queued = executor.submit(work, 1), executor.submit(work, 2)
         until(lambda: work.active)
-        timer = threading.Timer(0.05, work.release.set)
-        timer.start()
+
+        def release() -> None:
+            until(lambda: executor._over)
+            work.release.set()
+
+        releaser = threading.Thread(target=release)
+        releaser.start()
         executor.shutdown()
+        releaser.join()
         assert running.result(0) == 1 and queued.result(0) == 2
     with pytest.raises(RuntimeError, match="after shutdown"):
         executor.submit(int)

@@ -392,7 +392,7 @@ def test_overload_sends_away_what_stood_too_long() -> None:
     with blocking() as work:
         limiter.submit(work)
         calls = [limiter.submit(threading.Event().wait, 0.005) for _ in range(40)]
-        threading.Event().wait(0.02)
+        until(lambda: (limiter.statistics().oldest_queued or 0) > 0.02)
         work.release.set()
         concurrent.futures.wait(calls, 10)
         errors = [call.exception() for call in calls]

@@ -27,7 +27,7 @@ import requests
 import trustme
 import urllib3
 from server import Server, serving, until
-from work import blocking, idle
+from work import blocking, frames, idle, reads
 
 import tidegate
 
@@ -142,11 +142,18 @@ def leave_in_mid_call(limiter: tidegate.Limiter, server: Server, ask: Callable[[
     """Starts a call, leaves it once the server has the request, and waits for its thread's end."""
     before = len(server.requests)
     call = limiter.submit(ask)
-    until(lambda: len(server.requests) > before)
-    time.sleep(0.005)  # into the read
+    until(lambda: len(server.requests) > before and reads(call))
     assert not call.cancel() and call.left
     until(call.done)
     return call
+
+
+def one_is_severed() -> None:
+    """Another call is left and ends: what would be severed with it has been by then."""
+    limiter = tidegate.Limiter(1)
+    with serving("hang") as server:
+        leave_in_mid_call(limiter, server, with_httpx(server.url, None))
+    idle(limiter)
 
 
 @pytest.mark.parametrize("mode", ["hang", "part", "drip"])
@@ -236,13 +243,12 @@ def test_a_retry_that_sleeps_is_ended() -> None:
     with serving("error") as server:
         client = openai_of(server.url, None).with_options(max_retries=5)
         call = limiter.submit(client.chat.completions.create, model="m", messages=MESSAGES)
-        until(lambda: len(server.requests) == 1)
-        time.sleep(0.05)
-        begin = time.monotonic()
+        until(lambda: len(server.requests) == 1 and "sleep" in frames(call))
         call.cancel()
         until(call.done)
-        assert isinstance(call.exception(), tidegate.Abandoned) and len(server.requests) == 1
-        assert time.monotonic() - begin < 0.4  # the SDK's first pause is half a second at least
+        error = call.exception()
+        assert isinstance(error, tidegate.Abandoned) and len(server.requests) == 1
+        assert "may not sleep on" in str(error.__cause__)  # and not only: connect again, after the sleep
     idle(limiter)
 
 
@@ -278,8 +284,7 @@ def test_a_connect_that_hangs_is_severed() -> None:
             one.connect_ex(listener.getsockname())
         port = listener.getsockname()[1]
         call = limiter.submit(with_httpx(f"http://127.0.0.1:{port}", None))
-        until(lambda: call.started)
-        time.sleep(0.1)
+        until(lambda: frames(call)[:1] == ["create_connection"])
         assert not call.done()
         call.cancel()
         until(call.done)
@@ -295,9 +300,9 @@ def test_severing_can_be_turned_off_for_the_limiter_and_for_a_call() -> None:
     ):
         with serving("hang") as server:
             call = ask.submit(with_httpx(server.url, None))
-            until(lambda: server.active == 1)  # noqa: B023
+            until(lambda: server.active == 1 and reads(call))  # noqa: B023
             call.cancel()
-            time.sleep(0.05)
+            one_is_severed()
             assert not call.done() and call.abandoned and limiter.statistics().severed_total == 0
             assert server.closed == []
             assert "read" in limiter.dump() and "nobody has waited for" in limiter.dump()
@@ -323,7 +328,7 @@ def test_what_cannot_be_severed_is_counted_with_its_stack() -> None:
         call = limiter.submit(work)
         until(lambda: work.active)
         call.cancel()
-        time.sleep(0.02)
+        one_is_severed()
         now = limiter.statistics()
         assert (now.abandoned, now.borrowers) == (1, (call,)) and now.oldest_abandoned is not None
         text = limiter.dump()
@@ -439,7 +444,7 @@ def test_an_http2_connection_is_shared_and_not_severed() -> None:
     second = limiter.submit(ask)
     until(lambda: server.streams == 2)
     first.cancel()
-    time.sleep(0.03)
+    one_is_severed()
     assert first.abandoned and limiter.statistics().severed_total == 0
     third = limiter.submit(ask)
     assert second.result(10) == b"hello" and server.connections == 1

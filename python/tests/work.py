@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,21 @@ def blocking() -> Iterator[Work]:
     finally:
         work.release.set()
         until(lambda: work.active == 0)
+
+
+def frames(call: tidegate.Call[Any]) -> list[str]:
+    """The functions that the call's thread is inside of, innermost first."""
+    frame = sys._current_frames().get(call.thread or 0)
+    names: list[str] = []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+
+def reads(call: tidegate.Call[Any]) -> bool:
+    """Whether its thread is in a read of a socket."""
+    return frames(call)[:1] in (["read"], ["readinto"], ["recv"], ["recv_into"])
 
 
 def idle(limiter: tidegate.Limiter) -> bool:
