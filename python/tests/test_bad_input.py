@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -155,12 +158,15 @@ def test_a_task_made_in_a_slot_that_is_over_asks_for_its_own() -> None:
     limiter = tidegate.Limiter(1, queue=0)
 
     async def main() -> None:
+        over = asyncio.Event()
+
         async def later() -> int:
-            await asyncio.sleep(0.01)
+            await over.wait()
             return await limiter.run(lambda: 7)
 
         async with limiter.slot():
             task = asyncio.ensure_future(later())
+        over.set()
         assert await task == 7
 
     asyncio.run(main())
@@ -227,6 +233,80 @@ def test_a_coroutine_that_is_collected_unfinished_leaves() -> None:
         coroutine.close()
         loop.close()
         assert limiter.statistics().abandoned == 1
+    idle(limiter)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError()])
+def test_callbacks_that_raise_end_no_thread_and_no_wait(error: BaseException) -> None:
+    """Of one that is done, of one that is turned down by the end of another, and of one that is left."""
+
+    def fails(_: object) -> None:
+        raise error
+
+    limiter = tidegate.Limiter(1, queue=50, target_delay=0.001, on_leftover=fails)
+    for _ in range(3):
+        with blocking() as work:
+            running = limiter.submit(work, 5)
+            queued = [limiter.submit(threading.Event().wait, 0.005) for _ in range(40)]
+            for call in [running, *queued]:
+                call.add_done_callback(fails)
+            until(lambda: (limiter.statistics().oldest_queued or 0) > 0.02)
+            work.release.set()
+            assert running.result(5) == 5
+            for call in queued:
+                call.exception(5)
+        with blocking() as work:
+            left = limiter.submit(work)
+            until(lambda: work.active)
+            left.cancel()
+            work.release.set()
+            until(left.done)
+    assert limiter.submit(pow, 2, 3).result(5) == 8 and limiter.threads == 1
+    assert limiter.drain(5).clean
+    balanced(limiter)
+
+
+def endless() -> Iterator[int]:
+    return itertools.count()
+
+
+async def aendless() -> AsyncIterator[int]:
+    for number in itertools.count():
+        yield number
+
+
+@pytest.mark.parametrize("source", [endless, aendless])
+def test_a_stream_whose_event_loop_is_closed_before_it_gives_its_slot_back(source: Any) -> None:
+    limiter = tidegate.Limiter(1)
+    loop = asyncio.new_event_loop()
+    reader = limiter.stream(source).__aiter__()
+
+    async def first() -> int:
+        return await anext(reader)
+
+    assert loop.run_until_complete(first()) == 0
+    assert limiter.statistics().running == 1
+    loop.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python, that the generator could not be closed
+        del reader, first
+        gc.collect()
+    idle(limiter)
+
+
+@pytest.mark.parametrize("source", [endless, aendless])
+def test_a_stream_that_nobody_reads_to_its_end_gives_its_slot_back(source: Any) -> None:
+    limiter = tidegate.Limiter(1)
+
+    async def main() -> None:
+        async for number in limiter.stream(source):
+            if number == 3:
+                break
+        gc.collect()
+        while limiter.statistics().running:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
     idle(limiter)
 
 
@@ -381,7 +461,7 @@ def feed():
             pass
 for _ in range(4):
     threading.Thread(target=feed, daemon=True).start()
-time.sleep(0.15)
+while limiter.statistics().finished < 200: time.sleep(0.001)
 sys.exit(5)
 """)
         assert done.returncode == 5, done.stderr

@@ -145,6 +145,7 @@ class Call(Future[T]):
             self.ended_at = time.monotonic()
             if super().cancel():
                 self.set_running_or_notify_cancel()
+            self.limiter.look_idle()
             return True
         if how == "abandoned":
             self._abandoned()
@@ -187,6 +188,7 @@ class Call(Future[T]):
         self.limiter.forget(self)
         self.ended_at = time.monotonic()
         self.settle(None, refused(refusal, self.limiter.name))
+        self.limiter.look_idle()
 
     def expire(self) -> None:
         """Its time in the queue is up."""
@@ -201,6 +203,7 @@ class Call(Future[T]):
             waited = self.ended_at - self.queued_at
             text = f"no slot came free within {waited:.3g} s, and the work has not started"
             self.settle(None, QueueTimeout(text))
+            self.limiter.look_idle()
         elif how == "granted":
             self.limiter.forget(self)
             self.granted()
@@ -240,6 +243,7 @@ class Call(Future[T]):
             self.ended_at = time.monotonic()
             self.limiter.ended(self, self.entry.finish(_ERROR))
             self.settle(None, error)
+            self.limiter.look_idle()
 
     def end(self, value: T | None, error: BaseException | None) -> None:
         """The work is over: first the slot goes to the next, then the answer to the waiter."""
@@ -264,6 +268,7 @@ class Call(Future[T]):
             self.set_exception(error)
         if self.left:
             self._tell(error)
+        limiter.look_idle()
 
     def settle(self, value: T | None, error: BaseException | None) -> None:
         if error is not None:
@@ -278,8 +283,7 @@ class Call(Future[T]):
     def timed_out(self, timeout: float) -> TimeoutError:
         """Leaves, as the time for the wait is over, and says how far the call had come."""
         if self.leave():
-            text = f"no slot came free within {timeout:.3g} s, and the work has not started"
-            return QueueTimeout(text)
+            return QueueTimeout(f"the work had not started within {timeout:.3g} s, and will not")
         text = f"no answer within {timeout:.3g} s; the work of {self.label!r} had started"
         return WaitTimeout(text, self)
 
@@ -394,3 +398,4 @@ class Held(Call[None]):
             outcome = _CANCELLED
         self.limiter.ended(self, entry.finish(outcome))
         self.settle(None, None)
+        self.limiter.look_idle()

@@ -29,7 +29,13 @@ log = logging.getLogger("tidegate")
 _process = secrets.token_hex(8)
 _numbers = itertools.count(1)
 _patched: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.RLock()  # as the collector of garbage can make a call leave in any line
+
+
+def forked() -> None:
+    """In the child of a fork, where whoever held the lock is not."""
+    global _lock
+    _lock = threading.RLock()
 
 
 class Gateway:

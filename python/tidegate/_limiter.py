@@ -11,8 +11,8 @@ from functools import partial, wraps
 from inspect import CO_COROUTINE, isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
-from tidegate import _sever, _statistics
-from tidegate._call import Call, Held
+from tidegate import _gateway, _sever, _statistics
+from tidegate._call import Call, Held, log
 from tidegate._core import Ledger, Refusal
 from tidegate._drain import DrainReport, adrain, drain, dump
 from tidegate._errors import Reentrant, refused
@@ -307,7 +307,7 @@ class Limiter(Ask):
         """A future that is done when nothing is queued and nothing runs."""
         future: Future[None] = Future()
         self._idle.append(future)
-        self._look_idle()
+        self.look_idle()
         return future
 
     def __enter__(self) -> Limiter:
@@ -382,39 +382,42 @@ class Limiter(Ask):
         """The call is not queued any more."""
         if self._queued.pop(call.number, None) is not None and self.queue_timeout is not None:
             _timer.clear(call)
-        if self._idle:
-            self._look_idle()
 
     def ended(self, call: Call[Any], woken: list[int]) -> None:
-        """The work of a call is over."""
+        """The work of a call is over, and its waiter is about to hear."""
         self._running.pop(call.number, None)
         if woken:
             self.wake(woken)
-        if self._idle:
-            self._look_idle()
 
     def wake(self, woken: list[int]) -> None:
         """These calls have something to hear."""
         for number in woken:
             if (call := self._queued.get(number)) is not None:
-                call.look()
+                try:
+                    call.look()
+                except BaseException:  # out of what somebody else has it do when it is done
+                    log.exception("a callback of %r failed", call)
 
     def severed(self) -> None:
         """A socket was shut down under an abandoned call."""
         self._severed_total = next(self._severed) + 1
 
-    def _look_idle(self) -> None:
-        if self._ledger.is_idle():
-            idle, self._idle = self._idle, []
-            for future in idle:
-                if not future.done():
-                    future.set_result(None)
+    def look_idle(self) -> None:
+        """A call has ended, and whoever waited for it has heard: it may have been the last."""
+        while self._idle and self._ledger.is_idle():
+            try:
+                future = self._idle.pop()
+            except IndexError:
+                return  # another thread was faster
+            if not future.done():
+                future.set_result(None)
 
 
 def _after_fork() -> None:
     global _timer
     _timer = Timer()
     _sever.forked()
+    _gateway.forked()
     for limiter in list(limiters):
         limiter._begin()  # pyright: ignore[reportPrivateUsage]
         if limiter.gateway is not None:

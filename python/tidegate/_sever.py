@@ -29,7 +29,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 log = logging.getLogger("tidegate")
 _sleep = time.sleep
 installed = False
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class _Sleep:
@@ -109,7 +109,7 @@ _severer = _Severer()
 def forked() -> None:
     """In the child of a fork, where neither the thread nor its calls are."""
     global _severer, _lock
-    _severer, _lock = _Severer(), threading.Lock()
+    _severer, _lock = _Severer(), threading.RLock()
 
 
 def begin(call: Call[Any]) -> None:

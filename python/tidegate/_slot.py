@@ -60,6 +60,11 @@ class SlotContext:
     ) -> None:
         self._close(error)
 
+    def __del__(self) -> None:
+        # Entered, and nobody can leave it any more: in a generator whose event loop was closed before it, for example.
+        if getattr(self, "_held", None) is not None:
+            self._close(None)
+
     def _offer(self) -> Held:
         if self._held is not None:
             raise RuntimeError("this slot is held already: ask for another with slot()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from concurrent.futures import Future
@@ -93,9 +94,15 @@ class Stream(Generic[T]):
 
     # --- on a thread, for an asynchronous reader ---
 
-    async def _pumped(self) -> AsyncGenerator[T]:
+    def _pumped(self) -> AsyncGenerator[T]:
         channel = _Channel[T]()
-        call = self._ask.submit(self._pump, channel)
+        reader = self._pump_into(channel)
+        # Python closes such a generator in its event loop. Where that is closed already, nobody would.
+        weakref.finalize(reader, channel.close).atexit = False
+        return reader
+
+    async def _pump_into(self, channel: _Channel[T]) -> AsyncGenerator[T]:
+        call = channel.call = self._ask.submit(self._pump, channel)
         call.add_done_callback(channel.over)
         try:
             while await channel.has_more(call):
@@ -103,8 +110,6 @@ class Stream(Generic[T]):
             call.result()
         finally:
             channel.close()
-            if not call.done():
-                call.leave()
 
     def _pump(self, channel: _Channel[T]) -> None:
         items = self._open()
@@ -142,7 +147,8 @@ class _Channel(Generic[T]):
         self._items: deque[T] = deque()
         self._room = threading.Semaphore(AHEAD)
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as the collector of garbage can make a call leave in any line
+        self.call: Call[None] | None = None
         self._awaited: Future[None] | None = None
 
     def put(self, item: T) -> bool:
@@ -185,6 +191,8 @@ class _Channel(Generic[T]):
         """Nobody reads any more."""
         self._closed = True
         self._room.release()
+        if self.call is not None and not self.call.done():
+            self.call.leave()
 
 
 def _close(items: object) -> None:

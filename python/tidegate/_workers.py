@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
@@ -54,10 +55,14 @@ class Workers:
 
     def _run(self, call: Call[Any] | None) -> None:
         while call is not None:
-            if call.begin():
-                call.work()
-            else:
-                call.limiter.passed_over(call)
+            try:
+                if call.begin():
+                    call.work()
+                else:
+                    call.limiter.passed_over(call)
+            except BaseException:  # out of what somebody else has it do when it is done: no thread ends by that
+                logging.getLogger("tidegate").exception("a callback of %r failed", call)
+                call.limiter.look_idle()
             call = None  # an idle thread keeps nothing alive
             if os.getpid() != self._process:
                 return  # the work has forked, and this is the child
