@@ -39,14 +39,15 @@ async def at_once(run: Run, calls: int) -> tuple[float, float]:
 def spread(values: list[float], unit: str = "") -> str:
     """Median, and between which values half of them are."""
     low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.2f}{unit} ({low:.2f} to {high:.2f})" if not unit else f"{middle:.1f}{unit} ({low:.1f} to {high:.1f})"
+    digits = 1 if unit else 2
+    return f"{middle:.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 async def main() -> int:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     limiter = tidegate.Limiter(THREADS, queue=64)
     worse = 0
-    print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds of {CALLS} calls each, in turns; median (half of the rounds)")
+    print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds of {CALLS} calls, in turns; median (half of the rounds)")
     for calls in (1, 8, 64):
         ours: list[tuple[float, float]] = []
         theirs: list[tuple[float, float]] = []
