@@ -279,17 +279,17 @@ async def aendless() -> AsyncIterator[int]:
 def test_a_stream_whose_event_loop_is_closed_before_it_gives_its_slot_back(source: Any) -> None:
     limiter = tidegate.Limiter(1)
     loop = asyncio.new_event_loop()
-    reader = limiter.stream(source).__aiter__()
+    readers = [limiter.stream(source).__aiter__()]
 
     async def first() -> int:
-        return await anext(reader)
+        return await anext(readers[0])
 
     assert loop.run_until_complete(first()) == 0
     assert limiter.statistics().running == 1
     loop.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python, that the generator could not be closed
-        del reader, first
+        readers.clear()
         gc.collect()
     idle(limiter)
 

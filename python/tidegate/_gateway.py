@@ -43,6 +43,7 @@ class Gateway:
 
     def __init__(self, url: str) -> None:
         self.base = _base(url)
+        self._prefix = self.base.path.rstrip("/").removesuffix("/v1")
         self._left: SimpleQueue[tuple[str, dict[str, str]]] | None = None
 
     def is_for(self, url: str) -> bool:
@@ -77,7 +78,8 @@ class Gateway:
         kind = http.client.HTTPSConnection if self.base.scheme == "https" else http.client.HTTPConnection
         connection = kind(self.base.hostname or "", self.base.port, timeout=PATIENCE)
         try:
-            connection.request("POST", f"/v1/calls/{number}/cancel", headers={**keys, "content-length": "0"})
+            path = f"{self._prefix}/v1/calls/{number}/cancel"
+            connection.request("POST", path, headers={**keys, "content-length": "0"})
             return connection.getresponse().status
         finally:
             connection.close()
@@ -105,30 +107,64 @@ def mark(url: str, headers: Any) -> None:
         return
     number = f"{_process}-{next(_numbers)}"
     headers[HEADER] = number
-    keys = {name: str(headers[name]) for name in KEYS if name in headers}
+    keys = {name.lower(): _text(value) for name, value in headers.items() if _text(name).lower() in KEYS}
     call.requests.append((number, keys))
 
 
+def _text(value: object) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
 def patch() -> None:
-    """Has the clients of httpx, httpx2 and requests mark their requests, once each is loaded."""
-    for module, name in (("httpx", "Client"), ("httpx2", "Client"), ("requests", "Session")):
+    """Has the clients of httpx, httpx2 and urllib3 (requests, boto3) mark their requests, once each is loaded."""
+    for module, name, method, marking in _CLIENTS:
         if module in _patched or module not in sys.modules:
             continue
         with _lock:
             kind: Any = getattr(sys.modules[module], name, None)
             if kind is None or module in _patched:
                 continue  # being loaded
-            kind.send = _marking(kind.send)
+            setattr(kind, method, marking(getattr(kind, method)))
             _patched.add(module)
 
 
-def _marking(send: Callable[..., Any]) -> Callable[..., Any]:
+def _marking_send(send: Callable[..., Any]) -> Callable[..., Any]:
+    """`Client.send` of httpx."""
+
     @wraps(send)
     def marked(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         mark(str(request.url), request.headers)
         return send(self, request, *args, **kwargs)
 
     return marked
+
+
+def _marking_urlopen(urlopen: Callable[..., Any]) -> Callable[..., Any]:
+    """`HTTPConnectionPool.urlopen` of urllib3, to which requests and botocore give what they have prepared, and signed:
+    a header that comes later is no part of the signature."""
+
+    @wraps(urlopen)
+    def marked(
+        self: Any, method: Any, url: Any, body: Any = None, headers: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = self.headers if headers is None else headers
+        headers = given.copy() if hasattr(given, "copy") else dict(given)
+        # A whole URL is what a proxy gets.
+        mark(url if "://" in url else f"{self.scheme}://{_in_url(self.host)}:{self.port or ''}", headers)
+        return urlopen(self, method, url, body, headers, *args, **kwargs)
+
+    return marked
+
+
+def _in_url(host: str) -> str:
+    return f"[{host.strip('[]')}]" if ":" in host else host
+
+
+_CLIENTS = (
+    ("httpx", "Client", "send", _marking_send),
+    ("httpx2", "Client", "send", _marking_send),
+    ("urllib3", "HTTPConnectionPool", "urlopen", _marking_urlopen),
+)
 
 
 def left(call: Call[Any]) -> None:
