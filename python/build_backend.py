@@ -1,8 +1,8 @@
 """Builds the wheel: maturin makes the extension module, and the gateway's binary goes beside it into `bin`.
 
 A build backend of PEP 517 around maturin's, as maturin puts either a module or a binary into a wheel, not both. What it
-needs is a Rust toolchain and this repository. `TIDEGATE_BIN` names a gateway that is built already; empty, it leaves
-the gateway out."""
+needs is a Rust toolchain and this repository, of which either the root or `python` may be given to pip. `TIDEGATE_BIN`
+names a gateway that is built already; empty, it leaves the gateway out."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def _maturin() -> Any:
         sys.exit("tidegate: building this package needs a Rust toolchain (cargo), 1.90 or newer: see https://rustup.rs")
     import maturin
 
+    os.chdir(HERE)  # where maturin looks for what it builds; the frontend is in the root if it was given that
     return maturin
 
 
@@ -57,6 +58,7 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 def prepare_metadata_for_build_wheel(directory: str, config_settings: dict[str, Any] | None = None) -> str:
     SCRIPTS.mkdir(parents=True, exist_ok=True)  # maturin wants the folder to be there
+    directory = os.path.abspath(directory)
     return _maturin().prepare_metadata_for_build_wheel(directory, config_settings)
 
 
@@ -66,12 +68,14 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 def build_wheel(
     directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
+    directory = os.path.abspath(directory)
     return _prepare().build_wheel(directory, config_settings, metadata_directory)
 
 
 def build_editable(
     directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
+    directory = os.path.abspath(directory)
     return _prepare().build_editable(directory, config_settings, metadata_directory)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tidegate
 
-CALLS, ROUNDS = 1_024, 41
+CALLS, ROUNDS = 256, 301
 THREADS = 6
 """As many for either: what `asyncio.to_thread` has by default on two processors."""
 

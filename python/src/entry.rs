@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use pyo3::prelude::*;
 use tidegate_limiter::{Ended, Place, Refused, Rejected, Slot, Started, Waiter};
@@ -160,9 +160,28 @@ impl Entry {
             severed: AtomicBool::new(false),
             woken,
         };
-        match entry.start() {
+        // Nobody is to be woken yet: whoever made the offer looks again once the call is known by its number.
+        match entry.look(Waker::noop()) {
             Look::Started(started) => Offer::Taken((entry, started)),
             Look::Never(refusal) => Offer::Rejected(refusal),
+        }
+    }
+
+    fn look(&self, waker: &Waker) -> Look {
+        let mut state = lock(&self.state);
+        let State::Queued(place) = &mut *state else {
+            return Look::Started(false);
+        };
+        match Pin::new(place).poll(&mut Context::from_waker(waker)) {
+            Poll::Pending => Look::Started(false),
+            Poll::Ready(Ok(started)) => {
+                *state = State::Granted(Holding::new(started));
+                Look::Started(true)
+            }
+            Poll::Ready(Err(refused)) => {
+                *state = State::Over;
+                Look::Never(refused.into())
+            }
         }
     }
 
@@ -205,22 +224,7 @@ impl Entry {
 
     /// Looks for its slot: true for the one caller who finds that it has just come, why if it never will.
     fn start(&self) -> Look {
-        let mut state = lock(&self.state);
-        let State::Queued(place) = &mut *state else {
-            return Look::Started(false);
-        };
-        let waker = self.woken.waker(self.number);
-        match Pin::new(place).poll(&mut Context::from_waker(&waker)) {
-            Poll::Pending => Look::Started(false),
-            Poll::Ready(Ok(started)) => {
-                *state = State::Granted(Holding::new(started));
-                Look::Started(true)
-            }
-            Poll::Ready(Err(refused)) => {
-                *state = State::Over;
-                Look::Never(refused.into())
-            }
-        }
+        self.look(&self.woken.waker(self.number))
     }
 
     /// The work begins. Whether it may: not if its waiter has left before.

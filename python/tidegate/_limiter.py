@@ -324,7 +324,7 @@ class Limiter(Ask):
     def admit(self, call: Call[Any]) -> None:
         """Offers the call to the ledger, or puts it under the slot that its maker holds."""
         terms = call.terms
-        if terms.sever == "sockets" and not _sever.installed:
+        if not _sever.installed and terms.sever == "sockets":
             _sever.install()
         if self.gateway is not None:
             patch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def check_seconds(name: str, value: object) -> float:
 
 def label_of(fn: object) -> str:
     """The name of a function, for reports."""
-    while (inner := getattr(fn, "func", None)) is not None:
-        fn = inner
+    while isinstance(fn, partial):
+        fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     name = getattr(fn, "__qualname__", None)
     return name if isinstance(name, str) else type(fn).__qualname__

@@ -46,14 +46,15 @@ class Workers:
 
         Raises RuntimeError if the system gives no thread; the call has not started then."""
         name = f"{self._name}-{next(self._numbers)}"
-        thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
+        thread = threading.Thread(target=self._run, args=([call],), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
             self._crew.failed()
             raise
 
-    def _run(self, call: Call[Any] | None) -> None:
+    def _run(self, first: list[Call[Any]]) -> None:
+        call: Call[Any] | None = first.pop()  # as the thread keeps its arguments for all its life
         while call is not None:
             try:
                 if call.begin():
