@@ -271,19 +271,23 @@ impl Crew {
         crew.busy = crew.busy.saturating_sub(1);
     }
 
-    /// An idle thread wants to end. Whether it may: not while there are as many jobs as threads.
+    /// An idle thread wants to end. Whether it may: not while there are as many jobs as threads. One whose start was
+    /// interrupted may not be counted.
     fn retire(&self) -> bool {
         let mut crew = lock(&self.0);
-        let may = crew.busy < crew.threads;
-        crew.threads -= usize::from(may);
+        let may = crew.busy < crew.threads || crew.busy == 0;
+        crew.threads = crew.threads.saturating_sub(usize::from(may));
         may
     }
 
-    /// A thread that `add` counted could not be started, nor its job.
-    fn failed(&self) {
+    /// A thread that `add` counted could not be started. Whether there are others, of which one takes the job when it
+    /// is free; if not, there is no such job.
+    fn failed(&self) -> bool {
         let mut crew = lock(&self.0);
-        crew.busy = crew.busy.saturating_sub(1);
         crew.threads = crew.threads.saturating_sub(1);
+        let others = crew.threads > 0;
+        crew.busy -= usize::from(!others && crew.busy > 0);
+        others
     }
 
     #[getter]

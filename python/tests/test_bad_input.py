@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import itertools
 import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +44,8 @@ import tidegate
         ({"limit": 1, "flow_limit": 0}, ValueError, "flow_limit must be at least 1"),
         ({"limit": 1, "sever": "threads"}, ValueError, "sever must be 'sockets', 'off' or a function"),
         ({"limit": 1, "on_leftover": 5}, TypeError, "on_leftover must be a function"),
+        ({"limit": 1, "name": 5}, TypeError, "name must be text, not 5"),
+        ({"limit": 1, "queue_timeout": float("inf")}, ValueError, "queue_timeout must be between 0"),
     ],
 )
 def test_settings(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -53,6 +58,8 @@ def test_settings(arguments: dict[str, Any], error: type[Exception], text: str) 
     [
         ({"timeout": "1"}, TypeError, "timeout must be a number of seconds"),
         ({"timeout": -1}, ValueError, "timeout must be between 0"),
+        ({"timeout": float("nan")}, ValueError, "timeout must be between 0"),
+        ({"label": b"x"}, TypeError, "label must be text, not b'x'"),
         ({"weight": 0}, ValueError, "weight must be at least 1"),
         ({"priority": "urgent"}, ValueError, "priority must be 'high', 'normal' or 'low'"),
         ({"sever": "x"}, ValueError, "sever must be"),
@@ -309,6 +316,124 @@ def test_a_stream_that_nobody_reads_to_its_end_gives_its_slot_back(source: Any) 
 
     asyncio.run(main())
     idle(limiter)
+
+
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """What is there already is left out of the collection of garbage, which takes long with all these libraries."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def _one(limiter: tidegate.Limiter) -> None:
+    with limiter.slot():
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda limiter: limiter.call(int),
+        lambda limiter: limiter.ask(timeout=5).call(int),
+        lambda limiter: limiter.submit(int).result(5),
+        lambda limiter: limiter.submit(int).cancel(),
+        lambda limiter: list(limiter.stream([1])),
+        _one,
+        lambda limiter: asyncio.run(limiter.run(int)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where it hits a `__del__`
+def test_interrupted_at_every_line(use: Callable[[tidegate.Limiter], Any], frozen: None) -> None:
+    """As by Ctrl-C: no slot and no thread is lost, whichever line of the package it hits."""
+    folder = str(Path(tidegate.__file__).parent)
+    line = left = 0
+    places: list[str] = []
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                places.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                raise KeyboardInterrupt
+        return trace
+
+    while True:
+        line += 1
+        left = line
+        limiter = tidegate.Limiter(1)
+        sys.settrace(trace)
+        try:
+            use(limiter)
+        except BaseException as error:
+            del error  # with its frames
+        finally:
+            sys.settrace(None)
+        if left > 0:
+            break
+        place = places[-1]
+        gc.collect()
+        end = time.monotonic() + 5
+        while limiter.statistics().borrowed_tokens and time.monotonic() < end:
+            time.sleep(0.0005)
+        assert not limiter.statistics().borrowed_tokens, place
+        assert limiter.submit(pow, 2, 3).result(5) == 8, place
+        balanced(limiter)
+    assert line > 20
+
+
+def test_a_system_that_gives_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, each call is told; with one, that works off all."""
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    limiter = tidegate.Limiter(1, queue=5000)
+    elsewhere = contextvars.copy_context()
+    with limiter.slot():
+        calls = [elsewhere.run(limiter.submit, int) for _ in range(5000)]
+        monkeypatch.setattr(threading.Thread, "start", none)
+    for call in calls:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            call.result(5)
+        assert not call.started
+    idle(limiter)
+    monkeypatch.undo()
+    limiter.queue, limiter.limit = 50, 2
+    with blocking() as work:
+        running = limiter.submit(work, 7)
+        until(lambda: work.active)
+        monkeypatch.setattr(threading.Thread, "start", none)
+        others = [limiter.submit(pow, 2, i) for i in range(50)]
+        assert limiter.statistics().running == 2 and not any(call.started for call in others)
+        work.release.set()
+        assert running.result(5) == 7 and [call.result(5) for call in others] == [2**i for i in range(50)]
+    assert limiter.threads == 1
+    monkeypatch.undo()
+    idle(limiter)
+
+
+def test_limiters_come_and_go_while_they_are_looked_at() -> None:
+    over = threading.Event()
+
+    def make() -> None:
+        while not over.is_set():
+            for _ in range(100):
+                tidegate.Limiter(1)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            assert all(limiter.limit for limiter in tidegate._limiter.limiters())
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_an_idle_thread_keeps_nothing_alive() -> None:

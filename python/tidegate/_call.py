@@ -33,6 +33,9 @@ REQUESTS = 16
 
 _OK, _ERROR, _CANCELLED, _PANICKED = range(4)
 
+NOBODY: list[int] = []
+"""No call got a slot. Never added to."""
+
 
 def current_call() -> Call[Any] | None:
     """The call whose work the caller is part of. Work that can stop by itself looks at its `left` now and then."""
@@ -61,6 +64,8 @@ class Call(Future[T]):
     requests: deque[tuple[str, dict[str, str]]]
     """What it has asked of the limiter's gateway, if it has one."""
 
+    hiring: bool = False
+    """Whether a thread is counted for it that has not been started."""
     _context: contextvars.Context | None = None
     _ever = False  # whether a waiter has ever stepped away
     _gone: threading.Event | None = None  # set when it leaves; made by the first sleep
@@ -168,21 +173,22 @@ class Call(Future[T]):
 
     # --- for the limiter ---
 
-    def look(self) -> None:
-        """Looks for the slot, and starts with it."""
+    def look(self) -> list[int]:
+        """Looks for the slot, and starts with it. Who got one by it, as it cannot use it."""
         entry = self.entry
         if entry is None:
-            return  # its offer is being made, and it will look for itself
+            return NOBODY  # its offer is being made, and it will look for itself
         found = entry.start()
         if found is True:
             self.limiter.forget(self)
-            self.granted()
-        elif isinstance(found, Refusal):
+            return self.granted()
+        if isinstance(found, Refusal):
             self.refuse(found)
+        return NOBODY
 
-    def granted(self) -> None:
-        """It has its slot."""
-        self.limiter.dispatch(self)
+    def granted(self) -> list[int]:
+        """It has its slot. Who got one by it, as it cannot use it."""
+        return self.limiter.dispatch(self)
 
     def refuse(self, refusal: Refusal) -> None:
         self.limiter.forget(self)
@@ -206,7 +212,7 @@ class Call(Future[T]):
             self.limiter.look_idle()
         elif how == "granted":
             self.limiter.forget(self)
-            self.granted()
+            self.limiter.wake(self.granted())
 
     def begin(self) -> bool:
         """Its work begins in this thread. Whether it may."""
@@ -237,13 +243,16 @@ class Call(Future[T]):
         del fn, context
         self.end(value, error)
 
-    def fail(self, error: BaseException) -> None:
-        """It has its slot and cannot begin."""
-        if self.entry is not None and not self.done():
-            self.ended_at = time.monotonic()
-            self.limiter.ended(self, self.entry.finish(_ERROR))
-            self.settle(None, error)
-            self.limiter.look_idle()
+    def fail(self, error: BaseException) -> list[int]:
+        """It has its slot and cannot begin. Who gets it."""
+        if self.entry is None or self.done():
+            return NOBODY
+        self.ended_at = time.monotonic()
+        woken = self.entry.finish(_ERROR)
+        self.limiter.ended(self, NOBODY)
+        self.settle(None, error)
+        self.limiter.look_idle()
+        return woken
 
     def end(self, value: T | None, error: BaseException | None) -> None:
         """The work is over: first the slot goes to the next, then the answer to the waiter."""
@@ -344,9 +353,10 @@ class Held(Call[None]):
         """Done when it has its slot, or never will."""
         self._token: contextvars.Token[Call[Any] | None] | None = None
 
-    def granted(self) -> None:
+    def granted(self) -> list[int]:
         self.limiter.hold(self)
         self.ready.set_result(None)
+        return NOBODY
 
     def settle(self, value: None, error: BaseException | None) -> None:
         super().settle(value, error)
@@ -374,8 +384,8 @@ class Held(Call[None]):
         if self._token is not None:
             try:
                 current.reset(self._token)
-            except ValueError:
-                pass  # closed in another context, as the loop does with a generator that was not read to its end
+            except (ValueError, RuntimeError):
+                pass  # in another context, as the loop closes a generator that was not read to its end; or twice
             self._token = None
         if self.done():
             return

@@ -113,7 +113,7 @@ def at_exit() -> None:
     """Names what the process leaves behind. It is not waited for."""
     from tidegate._limiter import limiters
 
-    for limiter in list(limiters):
+    for limiter in limiters():
         left = leftovers(limiter)
         if left and sys.stderr is not None:
             calls = "1 call" if len(left) == 1 else f"{len(left)} calls"

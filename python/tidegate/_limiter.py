@@ -12,7 +12,7 @@ from inspect import CO_COROUTINE, isasyncgenfunction, iscoroutinefunction, isgen
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from tidegate import _gateway, _sever, _statistics
-from tidegate._call import Call, Held, log
+from tidegate._call import NOBODY, Call, Held, log
 from tidegate._core import Ledger, Refusal
 from tidegate._drain import DrainReport, adrain, drain, dump
 from tidegate._errors import Reentrant, refused
@@ -30,8 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-limiters: weakref.WeakSet[Limiter] = weakref.WeakSet()
-"""All that there are, for reports at exit, for tests and for metrics."""
+_limiters: dict[int, weakref.ref[Limiter]] = {}
 _timer = Timer()
 _names = itertools.count(1)
 
@@ -88,7 +87,11 @@ class Ask:
         if (code := getattr(fn, "__code__", None)) is not None and code.co_flags & CO_COROUTINE:
             raise TypeError(f"{label_of(fn)} is a coroutine function: hold a slot around it, `async with slot()`")
         call: Call[T] = Call(limiter, terms, terms.label, partial(fn, *args, **kwargs))
-        limiter.admit(call)
+        try:
+            limiter.admit(call)
+        except BaseException:
+            call.leave()  # it may have its slot, if this was a signal
+            raise
         return call
 
     def slot(self, label: str | None = None) -> SlotContext:
@@ -191,11 +194,14 @@ class Limiter(Ask):
         if on_leftover is not None and not callable(on_leftover):
             raise TypeError(f"on_leftover must be a function of a call, not {on_leftover!r}")
         self.gateway = None if gateway is None else Gateway(gateway)
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"name must be text, not {name!r}")
         self.name = name
         self.on_leftover = on_leftover
         super().__init__(None, Terms(sever=sever))
         self._begin()
-        limiters.add(self)
+        key = id(self)
+        _limiters[key] = weakref.ref(self, lambda _: _limiters.pop(key, None))
 
     def _begin(self) -> None:
         """An empty ledger: at first, and in the child of a fork, where none of the parent's work is."""
@@ -336,7 +342,7 @@ class Limiter(Ask):
                     "second at once could wait for ever: make them one after the other, or outside of the work"
                 )
             call.entry = lent
-            call.granted()
+            self.wake(call.granted())
             return
         number = call.number
         offer = self._ledger.offer(number, terms.numbers, terms.timeout)
@@ -344,10 +350,10 @@ class Limiter(Ask):
             raise refused(offer, self.name)
         call.entry, started = offer
         if started:
-            call.granted()
+            self.wake(call.granted())
         else:
             self._queued[number] = call
-            call.look()  # again: nobody could tell it of its slot before it was among the queued
+            self.wake(call.look())  # again: nobody could tell it of its slot before it was among the queued
             if self.queue_timeout is not None and number in self._queued:
                 _timer.set(call, self.queue_timeout)
 
@@ -357,17 +363,19 @@ class Limiter(Ask):
             call = call.outer
         return call
 
-    def dispatch(self, call: Call[Any]) -> None:
-        """A call of the pool has its slot."""
+    def dispatch(self, call: Call[Any]) -> list[int]:
+        """A call of the pool has its slot. Who got one by it, as it cannot use it."""
         workers = self._workers
+        call.hiring = workers.add()
         self._running[call.number] = call
-        if not workers.add():
+        if not call.hiring:
             workers.take(call)
-            return
+            return NOBODY
         try:
             workers.hire(call)
-        except RuntimeError as error:
-            call.fail(error)
+        except (RuntimeError, MemoryError) as error:
+            return call.fail(error)
+        return NOBODY
 
     def hold(self, call: Call[Any]) -> None:
         """A call that needs no thread has its slot."""
@@ -375,7 +383,11 @@ class Limiter(Ask):
 
     def passed_over(self, call: Call[Any]) -> None:
         """The call left when it had its slot and had not begun. Said by whoever finds it first."""
-        if self._running.pop(call.number, None) is not None and not isinstance(call, Held):
+        counted = self._running.pop(call.number, None) is not None and not isinstance(call, Held)
+        if call.hiring:  # its making was interrupted
+            call.hiring = False
+            counted = self._workers.failed()
+        if counted:
             self._workers.done()
 
     def forget(self, call: Call[Any]) -> None:
@@ -390,11 +402,11 @@ class Limiter(Ask):
             self.wake(woken)
 
     def wake(self, woken: list[int]) -> None:
-        """These calls have something to hear."""
+        """These calls have something to hear, and those to whom they pass it on."""
         for number in woken:
             if (call := self._queued.get(number)) is not None:
                 try:
-                    call.look()
+                    woken += call.look()
                 except BaseException:  # out of what somebody else has it do when it is done
                     log.exception("a callback of %r failed", call)
 
@@ -413,12 +425,18 @@ class Limiter(Ask):
                 future.set_result(None)
 
 
+def limiters() -> list[Limiter]:
+    """All that there are, for reports at exit, for tests and for metrics. Not of a WeakSet, which cannot be read while
+    another thread makes one."""
+    return [limiter for one in list(_limiters.values()) if (limiter := one()) is not None]
+
+
 def _after_fork() -> None:
     global _timer
     _timer = Timer()
     _sever.forked()
     _gateway.forked()
-    for limiter in list(limiters):
+    for limiter in limiters():
         limiter._begin()  # pyright: ignore[reportPrivateUsage]
         if limiter.gateway is not None:
             limiter.gateway.forked()

@@ -78,7 +78,7 @@ class Sample:
 def samples(limiters: Iterable[Limiter]) -> dict[str, Sample]:
     """By name; limiters without one are left out."""
     found: dict[str, Sample] = {}
-    for limiter in list(limiters):
+    for limiter in limiters:
         if limiter.name:
             found.setdefault(limiter.name, Sample()).add(limiter)
     return found

@@ -72,16 +72,16 @@ class SlotContext:
         try:
             self._limiter.admit(held)
         except BaseException:
-            self._held = None
+            self._drop(held)
             raise
         return held
 
     def _drop(self, held: Held) -> None:
-        self._held = None
         held.leave()
         held.exit(None)
+        self._held = None
 
     def _close(self, error: BaseException | None) -> None:
-        held, self._held = self._held, None
-        if held is not None:
+        if (held := self._held) is not None:
             held.exit(error)
+            self._held = None  # last: what interrupts this is made up for by `__del__`

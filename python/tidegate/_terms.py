@@ -32,6 +32,8 @@ class Terms:
     def __post_init__(self) -> None:
         if self.timeout is not None:
             check_seconds("timeout", self.timeout)
+        if self.label is not None and not isinstance(self.label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"label must be text, not {self.label!r}")
         check_count("weight", self.weight, 1)
         if self.priority not in CLASSES:
             raise ValueError(f"priority must be 'high', 'normal' or 'low', not {self.priority!r}")

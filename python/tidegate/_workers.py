@@ -32,6 +32,8 @@ class Workers:
         """Counts one more call. Whether it needs a new thread."""
         self.done: Callable[[], None] = self._crew.done
         """The work of a call is over, and its thread about to be free."""
+        self.failed: Callable[[], bool] = self._crew.failed
+        """A thread that was counted has not been started. Whether there are others: if not, its call is not counted."""
         self._jobs: SimpleQueue[Call[Any]] = SimpleQueue()
         self.take: Callable[[Call[Any]], None] = self._jobs.put
         """Has a thread that is there work off the call, which has its slot and was counted."""
@@ -42,16 +44,19 @@ class Workers:
         return self._crew.threads
 
     def hire(self, call: Call[Any]) -> None:
-        """Works off the call on a new thread.
+        """Works off the call on a new thread; if the system gives none, on one that is there once it is free.
 
-        Raises RuntimeError if the system gives no thread; the call has not started then."""
+        Raises RuntimeError if there is none either; the call has not started then."""
         name = f"{self._name}-{next(self._numbers)}"
         thread = threading.Thread(target=self._run, args=([call],), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:
-            self._crew.failed()
-            raise
+        except (RuntimeError, MemoryError):
+            call.hiring = False
+            if not self.failed():
+                raise
+            self.take(call)
+        call.hiring = False
 
     def _run(self, first: list[Call[Any]]) -> None:
         call: Call[Any] | None = first.pop()  # as the thread keeps its arguments for all its life

@@ -14,7 +14,7 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 def _plain(name: str) -> Callback:
     def observe(_: CallbackOptions) -> Iterable[Observation]:
-        for limiter, sample in samples(limiters).items():
+        for limiter, sample in samples(limiters()).items():
             yield Observation(sample.values[name], {"limiter": limiter})
 
     return observe
@@ -22,7 +22,7 @@ def _plain(name: str) -> Callback:
 
 def _labelled(name: str, labels: tuple[str, ...]) -> Callback:
     def observe(_: CallbackOptions) -> Iterable[Observation]:
-        for limiter, sample in samples(limiters).items():
+        for limiter, sample in samples(limiters()).items():
             for key, value in sample.labelled[name].items():
                 yield Observation(value, {"limiter": limiter, **dict(zip(labels, key, strict=True))})
 

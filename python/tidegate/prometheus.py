@@ -17,7 +17,7 @@ class LimiterCollector(Collector):
     """Every limiter that has a name, under the label `limiter`. Those of one name are added up."""
 
     def collect(self) -> Iterator[Metric]:
-        found = samples(limiters)
+        found = samples(limiters())
         for name, text in GAUGES.items():
             gauge = GaugeMetricFamily(f"tidegate_limiter_{name}", text, labels=["limiter"])
             for limiter, sample in found.items():

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _running() -> dict[int, Call[Any]]:
     from tidegate._limiter import limiters
 
-    return {call.number: call for limiter in list(limiters) for call in limiter.statistics().borrowers}
+    return {call.number: call for limiter in limiters() for call in limiter.statistics().borrowers}
 
 
 def _leftovers(before: dict[int, Call[Any]]) -> str:
@@ -38,7 +38,7 @@ def _leftovers(before: dict[int, Call[Any]]) -> str:
         time.sleep(0.005)
     if not left:
         return ""
-    dumps = [limiter.dump() for limiter in list(limiters) if limiter.statistics().borrowers]
+    dumps = [limiter.dump() for limiter in limiters() if limiter.statistics().borrowers]
     return f"the test left {len(left)} of its calls running:\n" + "\n".join(dumps)
 
 
