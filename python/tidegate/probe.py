@@ -184,7 +184,9 @@ def table(rows: list[Row]) -> str:
         took = f"killed after {EXIT_MOST:.0f} s" if row.exit is None else f"{row.exit:.2f} s"
         lines.append((row.name, str(row.most), str(row.requests), f"{row.went_on:.2f} s", took))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def main() -> int:
