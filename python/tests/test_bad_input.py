@@ -267,9 +267,37 @@ def test_callbacks_that_raise_end_no_thread_and_no_wait(error: BaseException) ->
             left.cancel()
             work.release.set()
             until(left.done)
-    assert limiter.submit(pow, 2, 3).result(5) == 8 and limiter.threads == 1
+    assert limiter.submit(pow, 2, 3).result(5) == 8 and limiter.threads <= 2
     assert limiter.drain(5).clean
     balanced(limiter)
+
+
+@pytest.mark.parametrize("limit", [1, 8])
+def test_callbacks_that_wait_for_other_calls(limit: int) -> None:
+    """In the thread of the call that is done, on one that was queued behind it and on one that is made now."""
+    limiter = tidegate.Limiter(limit, queue=5)
+    answers: list[int] = []
+    with blocking() as work:
+        first = limiter.submit(work)
+        rest = [limiter.submit(work, 3) for _ in range(limit)]
+
+        def waits(_: object) -> None:
+            answers.append(rest[-1].result(20))
+            answers.append(limiter.submit(pow, 2, 3).result(20))
+
+        first.add_done_callback(waits)
+        until(lambda: work.active == limit)
+        work.release.set()
+        until(lambda: len(answers) == 2)
+    assert answers == [3, 8]
+    told: list[int] = []
+    leaves = tidegate.Limiter(limit, on_leftover=lambda _: told.append(leaves.submit(pow, 2, 4).result(20)))
+    with blocking() as work:
+        left = leaves.submit(work)
+        until(lambda: work.active)
+        left.cancel()
+    until(lambda: told == [16])
+    idle(limiter), idle(leaves)
 
 
 def endless() -> Iterator[int]:

@@ -208,7 +208,8 @@ def test_opentelemetry() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     tidegate.opentelemetry.instrument(provider.get_meter("test"))
-    use(tidegate.Limiter(1, queue=1, name="for-otel"))
+    limiter = tidegate.Limiter(1, queue=1, name="for-otel")
+    use(limiter)
     found: dict[tuple[Any, ...], float] = {}
     data = reader.get_metrics_data()
     assert data is not None
@@ -221,6 +222,7 @@ def test_opentelemetry() -> None:
     assert found["tidegate.limiter.offered",] == 4
     assert found["tidegate.limiter.finished", "ok", "false"] == 1
     assert found["tidegate.limiter.rejected", "queue_full"] == 1
+    assert limiter.name == "for-otel"
     provider.shutdown()
 
 

@@ -64,6 +64,8 @@ class Call(Future[T]):
     requests: deque[tuple[str, dict[str, str]]]
     """What it has asked of the limiter's gateway, if it has one."""
 
+    watched: bool = False
+    """Whether somebody's callbacks are to be called when it is done."""
     hiring: bool = False
     """Whether a thread is counted for it that has not been started."""
     _context: contextvars.Context | None = None
@@ -135,6 +137,10 @@ class Call(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._await_here(timeout)
         return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        self.watched = True
+        super().add_done_callback(fn)
 
     def leave(self) -> bool:
         """The waiter has gone for good. Whether nothing of the call has started."""
@@ -269,14 +275,22 @@ class Call(Future[T]):
         self.thread = None
         self.outer = None
         limiter = self.limiter
-        limiter.thread_free()
-        limiter.ended(self, entry.finish(outcome))
-        if error is None:
-            self.set_result(value)  # type: ignore[arg-type]
-        else:
-            self.set_exception(error)
-        if self.left:
-            self._tell(error)
+        # The thread is free for the call that gets the slot, unless it has somebody's callbacks to run first: they may
+        # take long, or wait for that very call.
+        watched = self.watched or self.left
+        if not watched:
+            limiter.thread_free()
+        try:
+            limiter.ended(self, entry.finish(outcome))
+            if error is None:
+                self.set_result(value)  # type: ignore[arg-type]
+            else:
+                self.set_exception(error)
+            if self.left:
+                self._tell(error)
+        finally:
+            if watched:
+                limiter.thread_free()
         limiter.look_idle()
 
     def settle(self, value: T | None, error: BaseException | None) -> None:

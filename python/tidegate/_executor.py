@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tidegate._errors import QueueFull
+from tidegate._waits import when_done
 
 if TYPE_CHECKING:
     from tidegate._call import Call
@@ -41,7 +42,7 @@ class LimitedExecutor(ThreadPoolExecutor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         call = self._ask.submit(fn, *args, **kwargs)
         self._calls[call.number] = call
-        call.add_done_callback(self._forget)
+        when_done(call, self._forget)
         return call
 
     def map(

@@ -11,7 +11,7 @@ from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, unwrap
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidegate._call import current_call
-from tidegate._waits import settled
+from tidegate._waits import settled, when_done
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -103,7 +103,7 @@ class Stream(Generic[T]):
 
     async def _pump_into(self, channel: _Channel[T]) -> AsyncGenerator[T]:
         call = channel.call = self._ask.submit(self._pump, channel)
-        call.add_done_callback(channel.over)
+        when_done(call, channel.over)
         try:
             while await channel.has_more(call):
                 yield channel.next()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import trio
+
+
+def when_done(future: Future[Any], fn: Callable[[Future[Any]], object]) -> None:
+    """As `add_done_callback`, for what is over at once: a call is not watched by it."""
+    Future.add_done_callback(future, fn)  # pyright: ignore[reportUnknownMemberType]
 
 
 def in_trio() -> bool:
@@ -42,7 +47,7 @@ async def _settled_in_asyncio(future: Future[Any], timeout: float | None) -> boo
             pass  # the loop is closed, and nobody waits in it
 
     timer = None if timeout is None else loop.call_later(timeout, wake)
-    future.add_done_callback(ended)
+    when_done(future, ended)
     try:
         assert waiter is not None
         await waiter
@@ -78,7 +83,7 @@ async def _settled_in_trio(future: Future[Any], timeout: float | None) -> bool:
         task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    future.add_done_callback(ended)
+    when_done(future, ended)
     with trio.move_on_after(float("inf") if timeout is None else timeout):
         await trio.lowlevel.wait_task_rescheduled(abort)
     return future.done()

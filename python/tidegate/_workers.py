@@ -22,7 +22,8 @@ KEEP = 10.0
 
 
 class Workers:
-    """Threads of one limiter: never more than slots have been held at once, and none is ever joined."""
+    """Threads of one limiter: never more than slots have been held at once, and one for each that is busy with what
+    somebody has it do when a call is done. None is ever joined."""
 
     def __init__(self, name: str) -> None:
         self._name = name
