@@ -118,6 +118,8 @@ fn rows(rows: &[Row]) -> Value {
                 "waiting": row.left.is_none() && row.state == State::Attended,
                 "age_seconds": seconds(row.age),
                 "left_seconds": row.left.map(seconds),
+                "attachable": row.attachable,
+                "attached_to": row.facts.attached_to.as_deref(),
                 "tokens": row.tokens,
             })
         })

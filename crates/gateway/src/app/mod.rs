@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admin;
 use crate::auth::Keys;
+use crate::call::attach::Orphans;
 use crate::call::confirm::Inquiries;
 use crate::call::retried::Retried;
 use crate::call::table::Table;
@@ -185,6 +186,7 @@ impl Gateway {
         let caller = Arc::new(Caller {
             table: table.clone(),
             retried: Retried::default(),
+            orphans: Orphans::new(&metrics, signals.drain.clone()),
             generations: running.clone(),
             metrics: Arc::clone(&metrics),
             access_log,

@@ -93,6 +93,9 @@ impl Running {
             let work = pin!(listen(&mut self.body, record.entry()));
             attendance.within(patience, tier, limit, work).await?
         };
+        if attendance.is_orphan() {
+            record.left(attendance);
+        }
         if attendance.left_at().is_some() {
             record.left(attendance);
             let bytes = data
@@ -115,6 +118,19 @@ impl Running {
 
     pub fn attendance(&self) -> &Attendance {
         &self.held.attendance
+    }
+
+    pub fn attendance_mut(&mut self) -> &mut Attendance {
+        &mut self.held.attendance
+    }
+
+    pub fn cut(&self) -> &Signal {
+        &self.cut
+    }
+
+    /// So many bytes of a call that goes on for nobody came.
+    pub fn read_alone(&mut self, bytes: usize) {
+        self.read_alone += bytes as u64;
     }
 
     pub fn exact_length(&self) -> Option<u64> {
@@ -278,8 +294,9 @@ async fn listen(
 }
 
 /// The call ended before its answer began, after an exchange had begun.
-pub fn gave_up(running: Running, rejection: &Rejection, record: &mut Record) {
+pub fn gave_up(mut running: Running, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
+    running.held.attendance.tell(rejection);
     match rejection {
         Rejection::Truncated | Rejection::UpstreamFailed(_) => {
             running.ended(WorkEnd::Failed, record);
@@ -296,7 +313,11 @@ pub fn never_answered(
     record: &mut Record,
 ) {
     note(rejection, record);
-    let Held { slot, attendance } = held;
+    let Held {
+        slot,
+        mut attendance,
+    } = held;
+    attendance.tell(rejection);
     let (why, kept) = match rejection {
         Rejection::Gone
         | Rejection::Stopped(_)

@@ -39,7 +39,7 @@ const ERROR_BODY_TIME: Duration = Duration::from_secs(5);
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Status and fields that go downstream; framing is added by hyper.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Head {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -97,10 +97,11 @@ pub(super) async fn begin(
             record.status(head.status.as_u16());
             record.sent_downstream(bytes.len());
             record.outcome(Outcome::Ok, None);
+            let writer = running.attendance_mut().take_writer();
             running.ended(WorkEnd::Complete, record);
             record.wait_ended(WaitEnd::Answered);
             record.phase(Phase::Done);
-            Ok(Step::Answered(Box::new(head), bytes))
+            Ok(Step::Answered(Box::new(head), bytes, writer))
         }
         Ok(Begun::Flowing(head, source)) => {
             record.status(head.status.as_u16());

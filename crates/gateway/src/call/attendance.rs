@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidegate_limiter::Waiter;
 use tokio::time::Instant;
 
+use super::attach::orphan::{Orphan, Who, Writer};
 use super::contract::{self, Bound, Bounds, Fate, Leaving};
 use super::deadline::{Patience, Tier};
 use super::outcome::Rejection;
@@ -22,6 +23,11 @@ pub struct Attendance {
     background: bool,
     left: Option<Left>,
     overrun: Option<Bound>,
+    /// A retry can take the call up.
+    orphan: Option<Arc<Orphan>>,
+    writer: Option<Writer>,
+    /// Its first client is there, as far as is known.
+    first: bool,
 }
 
 /// When the client left, and how far the call goes on without it.
@@ -29,16 +35,27 @@ pub struct Attendance {
 struct Left {
     at: Instant,
     bounds: Bounds,
+    /// What it means that the time is up.
+    late: Bound,
 }
 
 impl Attendance {
-    pub fn new(waiter: Waiter, upstream: &Arc<Upstream>, background: bool) -> Self {
+    /// `writer`: what a retry can take the call up by.
+    pub fn new(
+        waiter: Waiter,
+        upstream: &Arc<Upstream>,
+        background: bool,
+        writer: Option<Writer>,
+    ) -> Self {
         Self {
             waiter: Some(waiter),
             upstream: Arc::clone(upstream),
             background,
             left: None,
             overrun: None,
+            orphan: writer.as_ref().map(|writer| Arc::clone(writer.orphan())),
+            writer,
+            first: true,
         }
     }
 
@@ -50,6 +67,9 @@ impl Attendance {
             background: false,
             left: None,
             overrun: None,
+            orphan: None,
+            writer: None,
+            first: true,
         }
     }
 
@@ -70,9 +90,9 @@ impl Attendance {
         limit: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Rejection> {
-        if self.left.is_none() {
+        if self.left.is_none() && self.first {
             match patience.within(tier, limit, work.as_mut()).await {
-                Err(Rejection::Gone) => self.leave()?,
+                Err(Rejection::Gone) => self.first_left()?,
                 other => return other,
             }
         }
@@ -85,18 +105,106 @@ impl Attendance {
         patience: &Patience,
         tier: Tier,
         limit: Duration,
-        work: impl Future<Output = T>,
+        mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Rejection> {
         let alone = patience.alone();
-        let until = self.until();
-        tokio::select! {
-            biased;
-            done = alone.within(tier, limit, work) => done,
-            () = sleep_until(until) => {
-                self.overrun = Some(Bound::Time);
-                Err(Rejection::Gone)
+        let end = Instant::now() + limit;
+        loop {
+            let who = self.follow()?;
+            let limit = end.saturating_duration_since(Instant::now());
+            tokio::select! {
+                biased;
+                done = alone.within(tier, limit, work.as_mut()) => return done,
+                () = sleep_until(self.until()) => {
+                    if self.orphan.as_ref().is_none_or(|orphan| orphan.close_unless_taken()) {
+                        self.late();
+                        return Err(Rejection::Gone);
+                    }
+                }
+                () = changed(self.orphan.as_ref(), who) => {}
+                () = closing(self.orphan.as_ref()), if who == Who::Nobody => {
+                    self.no_orphan();
+                    self.leave()?;
+                }
             }
         }
+    }
+
+    /// The client that began the call has left, unless its retry waits already.
+    fn first_left(&mut self) -> Result<(), Rejection> {
+        self.first = false;
+        if self
+            .orphan
+            .as_ref()
+            .is_none_or(|orphan| orphan.first_left())
+        {
+            self.leave()?;
+        }
+        Ok(())
+    }
+
+    /// Goes by who waits for the call now, which is told; without a tape nobody new can.
+    ///
+    /// # Errors
+    ///
+    /// As [`leave`](Self::leave).
+    pub fn follow(&mut self) -> Result<Who, Rejection> {
+        let Some(orphan) = &self.orphan else {
+            return Ok(Who::Nobody);
+        };
+        let who = orphan.who();
+        match who {
+            Who::First => {}
+            Who::Nobody => self.leave()?,
+            Who::Retry(_) => self.come_back(),
+        }
+        Ok(who)
+    }
+
+    fn come_back(&mut self) {
+        let Some(waiter) = self.waiter.as_mut().filter(|_| self.left.is_some()) else {
+            return;
+        };
+        // The limit of attended calls is that of all; the call has its place in it.
+        let _ = waiter.come_back();
+        self.left = None;
+        if let Some(orphan) = &self.orphan {
+            orphan.entry().attended_again();
+        }
+    }
+
+    /// The tape goes with the answer.
+    pub fn take_writer(&mut self) -> Option<Writer> {
+        self.writer.take()
+    }
+
+    /// No retry can take the call up any more: it is left as if there had been no grace.
+    pub fn no_orphan(&mut self) {
+        self.orphan = None;
+        self.writer = None;
+        self.left = self.left.filter(|left| left.late != Bound::Grace);
+    }
+
+    /// A retry can take the call up, or has.
+    pub fn is_orphan(&self) -> bool {
+        self.orphan.is_some()
+    }
+
+    /// How many retries have taken the call up.
+    pub fn taken_up(&self) -> u64 {
+        self.orphan.as_ref().map_or(0, |orphan| orphan.seats())
+    }
+
+    /// Whoever waits is told that there is no answer.
+    pub fn tell(&mut self, why: &Rejection) {
+        if let Some(writer) = self.writer.take() {
+            writer.failed(why);
+        }
+    }
+
+    /// The time of a call that runs on is up.
+    pub fn late(&mut self) {
+        self.overrun = Some(self.left.map_or(Bound::Time, |left| left.late));
     }
 
     /// The client has left, and the request was sent.
@@ -112,22 +220,28 @@ impl Attendance {
             return Err(Rejection::Gone);
         };
         waiter.step_away();
+        let orphan = self.orphan.as_ref().filter(|orphan| orphan.is_open());
+        let attach = self.upstream.settings.attach.filter(|_| orphan.is_some());
         let leaving = Leaving {
             background: self.background,
             at_once: self.upstream.limiter.snapshot().abandoned,
+            grace: attach.map(|attach| attach.grace),
         };
-        match contract::at_leaving(&self.upstream.settings.abandon, leaving) {
-            Fate::Close => Err(Rejection::Gone),
+        let (bounds, late) = match contract::at_leaving(&self.upstream.settings.abandon, leaving) {
+            Fate::Close => return Err(Rejection::Gone),
             Fate::Overrun(bound) => {
                 self.overrun = Some(bound);
-                Err(Rejection::Gone)
+                return Err(Rejection::Gone);
             }
-            Fate::ReadOn(bounds) => {
-                let at = Instant::now();
-                self.left = Some(Left { at, bounds });
-                Ok(())
-            }
+            Fate::ReadOn(bounds) => (bounds, Bound::Time),
+            Fate::Grace(bounds) => (bounds, Bound::Grace),
+        };
+        if let Some(orphan) = orphan {
+            orphan.entry().left_for_now();
         }
+        let at = Instant::now();
+        self.left = Some(Left { at, bounds, late });
+        Ok(())
     }
 
     /// When the client left a call that goes on.
@@ -160,6 +274,20 @@ impl Attendance {
         if let Some(waiter) = self.waiter {
             waiter.done();
         }
+    }
+}
+
+async fn changed(orphan: Option<&Arc<Orphan>>, known: Who) {
+    match orphan {
+        Some(orphan) => std::future::poll_fn(|cx| orphan.poll_changed(cx, known, false)).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn closing(orphan: Option<&Arc<Orphan>>) {
+    match orphan {
+        Some(orphan) => orphan.closing().await,
+        None => std::future::pending().await,
     }
 }
 

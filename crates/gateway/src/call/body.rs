@@ -8,6 +8,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+use super::attach::attached::Attached;
+use super::attach::tapped::Tapped;
 use super::downstream::{Active, Reader};
 use super::relay::Relay;
 
@@ -23,6 +25,9 @@ pub struct OutBody {
 enum Kind {
     Whole(Option<Bytes>),
     Relay(Box<Relay>),
+    Tapped(Box<Tapped>),
+    Attached(Box<Attached>),
+    Broken,
 }
 
 /// A body that ends abnormally: hyper closes the connection without the terminator (HTTP/1) or resets the stream (HTTP/2).
@@ -56,6 +61,30 @@ impl OutBody {
         }
     }
 
+    /// Of a call that a retry can take up.
+    pub fn tapped(tapped: Box<Tapped>) -> Self {
+        Self {
+            kind: Kind::Tapped(tapped),
+            reader: None,
+        }
+    }
+
+    /// Of a retry that has.
+    pub fn attached(attached: Box<Attached>) -> Self {
+        Self {
+            kind: Kind::Attached(attached),
+            reader: None,
+        }
+    }
+
+    /// For a client whose retry has the answer.
+    pub fn broken() -> Self {
+        Self {
+            kind: Kind::Broken,
+            reader: None,
+        }
+    }
+
     #[must_use]
     pub fn holding(mut self, active: Active, reader: Arc<Reader>) -> Self {
         self.reader = Some((active, reader));
@@ -79,6 +108,9 @@ impl Body for OutBody {
         let polled = match &mut this.kind {
             Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
             Kind::Relay(relay) => relay.poll_frame(cx),
+            Kind::Tapped(tapped) => tapped.poll_frame(cx),
+            Kind::Attached(attached) => attached.poll_frame(cx),
+            Kind::Broken => Poll::Ready(Some(Err(Broken))),
         };
         if let (Some(reader), Poll::Ready(Some(Ok(_)))) = (reader, &polled) {
             reader.handed();
@@ -90,6 +122,9 @@ impl Body for OutBody {
         match &self.kind {
             Kind::Whole(bytes) => bytes.is_none(),
             Kind::Relay(relay) => relay.is_done(),
+            Kind::Tapped(tapped) => tapped.is_done(),
+            Kind::Attached(attached) => attached.is_done(),
+            Kind::Broken => false,
         }
     }
 
@@ -98,9 +133,14 @@ impl Body for OutBody {
             Kind::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64))
             }
-            Kind::Relay(relay) => relay
-                .exact_length()
-                .map_or_else(SizeHint::default, SizeHint::with_exact),
+            Kind::Relay(relay) => sized(relay.exact_length()),
+            Kind::Tapped(tapped) => sized(tapped.exact_length()),
+            Kind::Attached(attached) => sized(attached.exact_length()),
+            Kind::Broken => SizeHint::default(),
         }
     }
+}
+
+fn sized(length: Option<u64>) -> SizeHint {
+    length.map_or_else(SizeHint::default, SizeHint::with_exact)
 }

@@ -13,6 +13,8 @@ pub struct Leaving {
     pub background: bool,
     /// Calls that run on for nobody at this upstream, this one among them.
     pub at_once: usize,
+    /// How long it may wait for its client's retry, if it can be taken up.
+    pub grace: Option<Duration>,
 }
 
 /// What follows.
@@ -22,6 +24,8 @@ pub enum Fate {
     Close,
     /// The answer is read to its end, for nobody.
     ReadOn(Bounds),
+    /// The same, until its client's retry has had its chance.
+    Grace(Bounds),
     /// It would be read on, but for this bound: it is closed now.
     Overrun(Bound),
 }
@@ -41,18 +45,24 @@ pub enum Bound {
     Bytes,
     Tokens,
     AtOnce,
+    /// Nobody came back in time.
+    Grace,
 }
 
 pub fn at_leaving(abandon: &Abandon, leaving: Leaving) -> Fate {
-    match abandon.contract {
+    let bounds = |time| Bounds {
+        time: Some(time),
+        bytes: Some(abandon.bytes),
+        tokens: abandon.tokens,
+    };
+    let drains = abandon.contract == Contract::Drain;
+    match leaving.grace {
         _ if leaving.background => Fate::ReadOn(Bounds::default()),
-        Contract::Cancel | Contract::Linger => Fate::Close,
-        Contract::Drain if leaving.at_once > abandon.at_once => Fate::Overrun(Bound::AtOnce),
-        Contract::Drain => Fate::ReadOn(Bounds {
-            time: Some(abandon.time),
-            bytes: Some(abandon.bytes),
-            tokens: abandon.tokens,
-        }),
+        None if !drains => Fate::Close,
+        _ if leaving.at_once > abandon.at_once => Fate::Overrun(Bound::AtOnce),
+        _ if drains => Fate::ReadOn(bounds(abandon.time)),
+        Some(grace) => Fate::Grace(bounds(grace)),
+        None => Fate::Close,
     }
 }
 
@@ -92,6 +102,7 @@ impl Bound {
             Self::Bytes => "bytes",
             Self::Tokens => "tokens",
             Self::AtOnce => "at_once",
+            Self::Grace => "grace",
         }
     }
 }
@@ -116,6 +127,7 @@ mod tests {
         let leaving = |background, at_once| Leaving {
             background,
             at_once,
+            grace: None,
         };
         for contract in [Contract::Cancel, Contract::Linger] {
             let abandon = abandon(contract);
@@ -132,6 +144,33 @@ mod tests {
             at_leaving(&drain, leaving(false, 3)),
             Fate::Overrun(Bound::AtOnce)
         );
+    }
+
+    #[test]
+    fn a_grace_goes_before_a_close_and_within_the_bounds() {
+        let grace = Duration::from_secs(5);
+        let leaving = |at_once| Leaving {
+            background: false,
+            at_once,
+            grace: Some(grace),
+        };
+        for contract in [Contract::Cancel, Contract::Linger] {
+            let abandon = abandon(contract);
+            let Fate::Grace(bounds) = at_leaving(&abandon, leaving(2)) else {
+                panic!("half of four may wait");
+            };
+            assert_eq!(
+                (bounds.time, bounds.bytes),
+                (Some(grace), Some(abandon.bytes))
+            );
+            let over = Fate::Overrun(Bound::AtOnce);
+            assert_eq!(at_leaving(&abandon, leaving(3)), over);
+        }
+        let drain = abandon(Contract::Drain);
+        let Fate::ReadOn(bounds) = at_leaving(&drain, leaving(1)) else {
+            panic!("a drain goes on as long as it always does");
+        };
+        assert_eq!(bounds.time, Some(drain.time));
     }
 
     #[test]

@@ -176,6 +176,10 @@ impl Patience {
         }
     }
 
+    pub fn gone(&self) -> Option<&Arc<Gone>> {
+        self.gone.as_ref()
+    }
+
     pub fn cut(&self) -> &Signal {
         &self.cut
     }

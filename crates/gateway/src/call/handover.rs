@@ -20,7 +20,8 @@ impl Gone {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn set(&self) {
+    /// The waiter counts as gone from now on: it has left, or its retry has its place.
+    pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 

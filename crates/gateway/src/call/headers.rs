@@ -22,7 +22,7 @@ static HOP_BY_HOP: [HeaderName; 9] = [
 ];
 
 /// Request fields that are never forwarded: they are about the client and the gateway, not about the model server.
-static PRIVATE_REQUEST: [HeaderName; 14] = [
+static PRIVATE_REQUEST: [HeaderName; 15] = [
     HOST,
     CONTENT_LENGTH,
     EXPECT,
@@ -36,6 +36,7 @@ static PRIVATE_REQUEST: [HeaderName; 14] = [
     HeaderName::from_static("x-forwarded-proto"),
     HeaderName::from_static("x-real-ip"),
     HeaderName::from_static("x-tidegate-call"),
+    super::attach::RESUME,
     HeaderName::from_static("http2-settings"),
 ];
 

@@ -30,6 +30,7 @@ use crate::upstream::route::{Routes, Target};
 pub mod aftermath;
 pub mod answer;
 mod assembled;
+pub mod attach;
 pub mod attempt;
 pub mod attendance;
 pub mod body;
@@ -55,6 +56,9 @@ mod wish;
 pub use answer::Answer;
 pub use outcome::Rejection;
 
+use attach::orphan::Writer;
+use attach::tapped;
+use attach::{Asked, Found, Orphans};
 use attendance::Attendance;
 use confirm::Inquiries;
 use deadline::{Patience, Tier};
@@ -87,6 +91,8 @@ pub struct Caller {
     pub table: Table,
     /// Abandoned calls, to know their retries by.
     pub retried: Retried,
+    /// Calls that their client's retry can take up.
+    pub orphans: Orphans,
     /// Lists of models that are fetched at once; they need no slot, so they must not use up the connections.
     pub listings: Arc<tokio::sync::Semaphore>,
     /// Fires at the drain deadline: what still waits or streams is told and ended.
@@ -187,19 +193,32 @@ pub struct Prepared {
 pub async fn run(caller: &Caller, worker: &Arc<Worker>, ask: Ask) -> Result<Answer, Refused> {
     let mut record = Box::new(Record::begin(caller, worker, &ask));
     match line(caller, worker, ask, &mut record).await {
-        Ok(Step::Answered(head, bytes)) => {
+        Ok(Step::Answered(head, bytes, None)) => {
             record.settle();
             Ok(Answer::whole(*head, bytes))
         }
-        Ok(Step::Relaying(head, relay)) => Ok(Answer::relaying(*head, relay.start(record))),
+        Ok(Step::Answered(head, bytes, Some(writer))) => {
+            Ok(tapped::whole(*head, bytes, writer, record))
+        }
+        Ok(Step::Relaying(head, relay)) => {
+            let mut relay = relay.start(record);
+            Ok(match relay.take_writer() {
+                None => Answer::relaying(*head, relay),
+                Some(writer) => tapped::relaying(*head, relay, writer),
+            })
+        }
+        Ok(Step::Attaching(attaching)) => Ok(attaching.start(record)),
         Err(rejection) => Err(Refused { rejection, record }),
     }
 }
 
 /// How an admitted call goes on after its line.
 enum Step {
-    Answered(Box<answer::Head>, Bytes),
+    /// With what its retry would take it up by.
+    Answered(Box<answer::Head>, Bytes, Option<Writer>),
     Relaying(Box<answer::Head>, Box<relay::Unstarted>),
+    /// It is a retry and has the answer of its own call.
+    Attaching(Box<attach::attached::Unstarted>),
 }
 
 /// body → peek → route → admit → attempt … head → commit.
@@ -209,23 +228,12 @@ async fn line(
     ask: Ask,
     record: &mut Record,
 ) -> Result<Step, Rejection> {
-    let Ask {
-        route,
-        method,
-        path_and_query,
-        headers,
-        body,
-        downstream,
-        reader,
-        gone,
-        generation,
-        ..
-    } = ask;
-    let patience = Patience::new(gone, caller.cut.clone()).with_entry(record.entry().cloned());
+    let (route, headers, generation) = (ask.route, ask.headers, ask.generation);
+    let patience = Patience::new(ask.gone, caller.cut.clone()).with_entry(record.entry().cloned());
 
     record.phase(Phase::Body);
     room_for_body(&generation.routes, &headers, record.flow())?;
-    let arriving = (&headers, body, downstream.received());
+    let arriving = (&headers, ask.body, ask.downstream.received());
     let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
     record.received(&headers, &received);
 
@@ -235,6 +243,21 @@ async fn line(
     record.routed(&target, peek.as_ref());
     let upstream = Arc::clone(target.upstream);
     let wish = Wish::of(&upstream.settings, route, peek.as_ref());
+    let asked = Asked {
+        method: &ask.method,
+        path_and_query: &ask.path_and_query,
+        headers: &headers,
+        received: &received,
+        peer: ask.downstream.peer,
+    };
+    let ticket = match attach::look((caller, &generation, &upstream), &asked)? {
+        None => None,
+        // Boxed: rare, and a large part of the call's future otherwise.
+        Some(look) => match Box::pin(look.own(&patience, record)).await? {
+            Found::Own(own) => return Ok(own.attaching(ask.downstream, ask.reader)),
+            Found::Nothing(ticket) => ticket.filter(|_| !wish.background),
+        },
+    };
     let upload = edit(wish, received, &target, peek.as_ref()).await?;
 
     record.phase(Phase::Queued);
@@ -243,16 +266,17 @@ async fn line(
         .await
         .inspect_err(|why| aftermath::note(why, record))?;
     record.admitted();
+    let of = (caller, &**worker, &*upstream);
+    let writer = ticket.and_then(|ticket| ticket.list(of, &patience, record));
     let mut held = Held {
         slot: started.slot,
-        attendance: Attendance::new(started.waiter, &upstream, wish.background),
+        attendance: Attendance::new(started.waiter, &upstream, wish.background, writer),
     };
 
-    let headers = headers::to_upstream(&headers, &generation.config, &upstream.settings);
     let prepared = Prepared {
-        method,
-        path_and_query,
-        headers,
+        method: ask.method,
+        path_and_query: ask.path_and_query,
+        headers: headers::to_upstream(&headers, &generation.config, &upstream.settings),
         upload,
     };
     let to = (worker, &upstream);
@@ -274,8 +298,8 @@ async fn line(
         patience: &patience,
         route,
         wish,
-        downstream,
-        reader,
+        downstream: ask.downstream,
+        reader: ask.reader,
     };
     answer::begin(commit, exchange, held, record).await
 }
@@ -284,7 +308,10 @@ async fn line(
 fn room_for_body(routes: &Routes, headers: &HeaderMap, flow: u64) -> Result<(), Rejection> {
     let bytes = upload::announced(headers).unwrap_or(0);
     let limiters = routes.upstreams().iter().map(|u| &u.limiter);
-    admission::would_shed(limiters, bytes, flow).map_or(Ok(()), |shed| Err(shed.into()))
+    match admission::would_shed(limiters, bytes, flow) {
+        Some(shed) if !attach::may_find(routes.upstreams(), headers) => Err(shed.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Queue → slot. A client that leaves while it is queued never touches the upstream.

@@ -79,6 +79,8 @@ pub enum Outcome {
     Refused,
     /// Ended from outside: by the operator, or by the client with the call's id.
     Stopped,
+    /// A retry that was given the answer of the call it tries again.
+    Attached,
     /// The gateway shut down.
     Drained,
     /// A defect of ours.
@@ -98,6 +100,7 @@ impl Outcome {
             Self::TimedOut => "timeout",
             Self::Refused => "refused",
             Self::Stopped => "stopped",
+            Self::Attached => "attached",
             Self::Drained => "drained",
             Self::Internal => "internal",
         }
@@ -207,7 +210,7 @@ impl ConnectFailure {
 }
 
 /// Why a request got no answer from an upstream. The front turns each into its status and words.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Rejection {
     // The request.
     MalformedBody(PeekError),
@@ -264,6 +267,10 @@ pub enum Rejection {
     Stopped(By),
     BadCallId,
     NoSuchCall,
+    /// A retry asked for its call, and none waits for it.
+    NothingToResume,
+    /// A newer retry has the answer.
+    TakenOver,
     /// Nobody is there to be told.
     Gone,
     Internal,
@@ -302,6 +309,8 @@ impl Rejection {
             Self::Stopped(by) => by.reason(),
             Self::BadCallId => "bad_call_id",
             Self::NoSuchCall => "no_such_call",
+            Self::NothingToResume => "nothing_to_resume",
+            Self::TakenOver => "taken_over",
             Self::Gone => "gone",
             Self::Internal => "internal",
         }

@@ -45,6 +45,8 @@ pub struct Entry {
     listens: AtomicBool,
     /// Milliseconds after the beginning at which the client left; 0: it has not.
     left_ms: AtomicU64,
+    /// It waits for its client's retry.
+    attachable: AtomicBool,
     facts: Mutex<Facts>,
     stop: Stop,
 }
@@ -57,6 +59,8 @@ pub struct Facts {
     pub endpoint: Option<Arc<str>>,
     /// The upstream's contract for calls whose client has left.
     pub contract: &'static str,
+    /// The call whose answer this one is given.
+    pub attached_to: Option<Arc<str>>,
 }
 
 /// Whom the work is for.
@@ -71,6 +75,8 @@ pub enum State {
     Lingering,
     /// The time for that is over, and the server shows that it does run on.
     Overdue,
+    /// All of it is over, and its answer is kept for its client's retry.
+    Kept,
 }
 
 /// Who ends a call from outside.
@@ -112,6 +118,8 @@ pub struct Row {
     pub age: Duration,
     /// Since the client left.
     pub left: Option<Duration>,
+    /// It waits for its client's retry.
+    pub attachable: bool,
     pub tokens: u64,
 }
 
@@ -144,6 +152,7 @@ impl Table {
             first_token_ms: AtomicU64::new(0),
             listens: AtomicBool::new(false),
             left_ms: AtomicU64::new(0),
+            attachable: AtomicBool::new(false),
             facts: Mutex::default(),
             stop: Stop::default(),
         });
@@ -246,6 +255,39 @@ impl Entry {
         self.left_ms.store(millis(after), Ordering::Relaxed);
     }
 
+    /// Left just now, in the grace for its client's retry.
+    pub fn left_for_now(&self) {
+        self.left(self.began.elapsed());
+        self.state(State::Abandoned);
+        self.attachable(true);
+    }
+
+    /// Somebody waits for it again.
+    pub fn attended_again(&self) {
+        self.left_ms.store(0, Ordering::Relaxed);
+        self.state(State::Attended);
+        self.attachable(false);
+    }
+
+    pub fn attachable(&self, is: bool) {
+        self.attachable.store(is, Ordering::Relaxed);
+    }
+
+    /// Its client may come back for it, and may end it.
+    pub fn is_attachable(&self) -> bool {
+        self.attachable.load(Ordering::Relaxed)
+    }
+
+    /// Ends it from outside.
+    pub fn end(&self, by: By) {
+        self.stop.raise(by);
+    }
+
+    /// Has whoever has the call look at it.
+    pub fn wake(&self) {
+        self.stop.wake();
+    }
+
     pub fn tokens(&self, tokens: u64) {
         self.tokens.store(tokens, Ordering::Relaxed);
     }
@@ -327,10 +369,12 @@ impl Entry {
                 0 => State::Attended,
                 1 => State::Abandoned,
                 2 => State::Lingering,
-                _ => State::Overdue,
+                3 => State::Overdue,
+                _ => State::Kept,
             },
             age,
             left,
+            attachable: self.is_attachable(),
             tokens: self.tokens.load(Ordering::Relaxed),
         }
     }
@@ -343,6 +387,7 @@ impl State {
             Self::Abandoned => "abandoned",
             Self::Lingering => "lingering",
             Self::Overdue => "overdue",
+            Self::Kept => "kept",
         }
     }
 }
@@ -371,6 +416,10 @@ impl Stop {
     fn raise(&self, by: By) {
         // The operator's word is the stronger one.
         self.by.fetch_max(by as u8, Ordering::AcqRel);
+        self.wake();
+    }
+
+    fn wake(&self) {
         let waker = self.lock().take();
         if let Some(waker) = waker {
             waker.wake();

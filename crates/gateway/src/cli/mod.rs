@@ -162,8 +162,8 @@ Examples:
   tidegate calls
   tidegate calls --admin 127.0.0.1:9090 --json
 
-LEFT is the time since the client left; STATE is attended, abandoned (it runs on for nobody) or lingering (the exchange is over,
-the slot is kept).";
+LEFT is the time since the client left; STATE is attended, abandoned (it runs on for nobody), lingering (the exchange is over,
+the slot is kept) or kept (all is over, the answer waits for a retry).";
 
 const KILL_HELP: &str = "\
 Examples:

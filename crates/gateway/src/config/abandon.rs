@@ -5,12 +5,14 @@ use std::num::NonZeroUsize;
 use super::file;
 use super::findings::Findings;
 use super::units::{Size, Time};
-use super::{Abandon, Confirm, Contract, Kind, Upstream};
+use super::{Abandon, Attach, Confirm, Contract, Kind, Limits, Upstream};
 
 /// Bytes that may be read for nobody.
 const BYTES: Size = Size::mib(16);
 /// How much longer a slot is kept where the server still shows the work.
 const CONFIRM_WITHIN: Time = Time::secs(30);
+/// Bytes of one answer that are kept for a retry.
+const KEPT: Size = Size::mib(1);
 
 impl Abandon {
     /// What the kind says, for so many slots and one client key.
@@ -61,27 +63,63 @@ pub(super) fn build(
     built
 }
 
+/// Whether, and how long, calls wait for a retry.
+pub(super) fn attach(
+    written: &file::Upstream,
+    path: &str,
+    findings: &mut Findings,
+) -> Option<Attach> {
+    let file::Attach { grace, bytes } = &written.attach;
+    if grace.is_none() && bytes.is_some() {
+        findings.wrong(
+            &format!("{path}.attach.bytes"),
+            "bounds nothing without attach.grace",
+            "leave it out, or add attach.grace = \"30s\"",
+        );
+    }
+    Some(Attach {
+        grace: grace.as_ref()?.0,
+        bytes: bytes.as_ref().unwrap_or(&KEPT).0,
+    })
+}
+
+/// One answer's bound beside that of all.
+pub(super) fn check_room(upstreams: &[Upstream], limits: &Limits, findings: &mut Findings) {
+    for (index, upstream) in upstreams.iter().enumerate() {
+        let bytes = upstream.attach.map_or(0, |attach| attach.bytes);
+        if bytes > limits.attach_total_bytes {
+            let (bytes, total) = (Size(bytes), Size(limits.attach_total_bytes));
+            findings.warn(
+                &format!("upstreams[{index}].attach.bytes"),
+                format!("{bytes} is more than limits.attach_total ({total}), so it never acts"),
+                "",
+            );
+        }
+    }
+}
+
 /// Refuses what was written and could never act.
 fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findings) {
     let drains = built.contract == Contract::Drain;
+    let reads_on = drains || upstream.attach.is_some();
     let contract = built.contract.name();
     for (name, acts) in [
         ("time", drains || built.contract == Contract::Linger),
-        ("bytes", drains),
-        ("tokens", drains),
-        ("at_once", drains),
+        ("bytes", reads_on),
+        ("tokens", reads_on),
+        ("at_once", reads_on),
     ] {
         let at = format!("{path}.abandon.{name}");
         if !acts && findings.is_given(&at) {
             let needs = if name == "time" {
-                "\"drain\" or \"linger\""
+                "on_abandon = \"drain\" or \"linger\""
             } else {
-                "\"drain\""
+                "on_abandon = \"drain\" or attach.grace"
             };
             findings.wrong(
                 &at,
                 format!("bounds nothing where on_abandon is \"{contract}\""),
-                format!("leave it out, or write on_abandon = {needs}"),
+                format!("leave it out, or write {needs}"),
             );
         }
     }
@@ -98,7 +136,7 @@ fn check(built: &Abandon, upstream: &Upstream, path: &str, findings: &mut Findin
     }
     let slots = upstream.slots.get();
     for (name, most) in [
-        ("at_once", Some(built.at_once).filter(|_| drains)),
+        ("at_once", Some(built.at_once).filter(|_| reads_on)),
         ("per_key", built.per_key.map(NonZeroUsize::get)),
     ] {
         let at = format!("{path}.abandon.{name}");

@@ -51,6 +51,7 @@ impl Upstream {
             queue: written.slots.get(),
             settle: kind.row().settle,
             abandon: Abandon::of(kind, written.slots),
+            attach: None,
             timeouts: Timeouts::default(),
             pool: Pool::of(kind, written.slots, &endpoints),
             tls: UpstreamTls::default(),

@@ -14,8 +14,8 @@ use super::tree::join;
 use super::units::{Size, Time, TimeOrOff};
 use super::upstreams::TIERS;
 use super::{
-    Abandon, Admin, ClientKey, Config, Confirm, Contract, Cors, Kind, Limits, Loaded, Log, Pool,
-    Price, Server, ServerTls, Timeouts, Upstream, UpstreamTls,
+    Abandon, Admin, Attach, ClientKey, Config, Confirm, Contract, Cors, Kind, Limits, Loaded, Log,
+    Pool, Price, Server, ServerTls, Timeouts, Upstream, UpstreamTls,
 };
 
 /// What `tidegate check` prints.
@@ -195,6 +195,7 @@ impl Page<'_> {
             stream_buffer_bytes,
             error_body_bytes,
             assembled_bytes,
+            attach_total_bytes,
         } = limits;
         self.section("[limits]");
         for (name, bytes) in [
@@ -205,6 +206,7 @@ impl Page<'_> {
             ("stream_buffer", stream_buffer_bytes),
             ("error_body", error_body_bytes),
             ("assembled", assembled_bytes),
+            ("attach_total", attach_total_bytes),
         ] {
             self.line(name, &format!("limits.{name}"), quoted(Size(*bytes)));
         }
@@ -240,6 +242,7 @@ impl Page<'_> {
             queue,
             settle,
             abandon,
+            attach,
             timeouts,
             pool,
             tls,
@@ -288,13 +291,14 @@ impl Page<'_> {
                 self.line(&quoted(alias), &join(&at("aliases"), alias), quoted(model));
             }
         }
-        self.abandon(*kind, abandon, path);
+        self.abandon((*kind, attach.is_some()), abandon, path);
+        self.attach(attach.as_ref(), path);
         self.upstream_timeouts(timeouts, path);
         self.pool(*kind, pool, path);
         self.upstream_tls(tls, path);
     }
 
-    fn abandon(&mut self, kind: Kind, abandon: &Abandon, path: &str) {
+    fn abandon(&mut self, (kind, grace): (Kind, bool), abandon: &Abandon, path: &str) {
         let at = |name: &str| format!("{path}.abandon.{name}");
         let Abandon {
             contract,
@@ -310,7 +314,7 @@ impl Page<'_> {
         if *contract != Contract::Cancel {
             self.of_kind(kind, "time", &at("time"), time(*longest));
         }
-        if *contract == Contract::Drain {
+        if *contract == Contract::Drain || grace {
             let size = Size(usize::try_from(*bytes).unwrap_or(usize::MAX));
             self.line("bytes", &at("bytes"), quoted(size));
             if let Some(tokens) = tokens {
@@ -326,6 +330,16 @@ impl Page<'_> {
             let within = time(*confirm_within);
             self.line("confirm_within", &at("confirm_within"), within);
         }
+    }
+
+    fn attach(&mut self, attach: Option<&Attach>, path: &str) {
+        let Some(Attach { grace, bytes }) = attach else {
+            return;
+        };
+        let at = |name: &str| format!("{path}.attach.{name}");
+        self.section("[upstreams.attach]");
+        self.line("grace", &at("grace"), time(*grace));
+        self.line("bytes", &at("bytes"), quoted(Size(*bytes)));
     }
 
     fn pool(&mut self, kind: Kind, pool: &Pool, path: &str) {

@@ -121,6 +121,9 @@ pub struct Limits {
     pub error_body: Size,
     /// Longest answer that is put together out of a stream, for a client that wants it in one piece. One that is longer fails.
     pub assembled: Size,
+    /// Bytes of all answers that are kept for retries, see `[upstreams.attach]`.
+    #[schemars(extend("x-min" = "4KiB", "x-max" = "1024GiB"))]
+    pub attach_total: Size,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -233,6 +236,8 @@ pub struct Upstream {
     pub ask_usage: Option<bool>,
     /// Bounds of the work that is left when clients leave.
     pub abandon: Abandon,
+    /// Retries that are given the answer of the call they try again.
+    pub attach: Attach,
     /// Limits of waits that differ from `[timeouts]`.
     pub timeouts: UpstreamTimeouts,
     /// Connections.
@@ -248,13 +253,13 @@ pub struct Abandon {
     /// `drain`: how long an answer may be read for nobody. `linger`: how long the slot is kept. Default: `"60s"`.
     #[schemars(extend("x-min" = "100ms", "x-max" = "24h"))]
     pub time: Option<Time>,
-    /// `drain`: bytes that may be read for nobody. Default: `"16MiB"`.
+    /// `drain`, or with `attach.grace`: bytes that may be read for nobody. Default: `"16MiB"`.
     #[schemars(extend("x-min" = "1KiB", "x-max" = "4GiB"))]
     pub bytes: Option<Size>,
-    /// `drain`: tokens that may be generated for nobody, as far as they can be counted. Default: no bound.
+    /// `drain`, or with `attach.grace`: tokens that may be generated for nobody, as far as they can be counted. Default: no bound.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub tokens: Option<u32>,
-    /// `drain`: calls that may run on for nobody at once; one more is cancelled. Default: half of `slots`.
+    /// `drain`, or with `attach.grace`: calls that may run on for nobody at once; one more is cancelled. Default: half of `slots`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub at_once: Option<usize>,
     /// Abandoned calls of one client key from which on its next calls wait, so that one client's leftovers do not take the slots of
@@ -269,6 +274,20 @@ pub struct Abandon {
     /// How much longer than `settle` a slot is kept while the server shows that the work goes on; `"0s"`: no longer. Default: `"30s"`.
     #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
     pub confirm_within: Option<Time>,
+}
+
+/// A call that is left goes on for a while, so that the client's own retry can take it up instead of starting it again: the answer comes from
+/// its first byte. A retry is one with the same `Idempotency-Key`, or with an SDK's retry header, and the same body and client key.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Attach {
+    /// How long a call that is left goes on, and its answer is kept, for a retry. It is abandoned work meanwhile, within the bounds of
+    /// `[upstreams.abandon]`; then `on_abandon` holds. Default: off.
+    #[schemars(extend("x-min" = "100ms", "x-max" = "1h"))]
+    pub grace: Option<Time>,
+    /// Bytes of one answer that are kept. A call whose answer is longer cannot be taken up any more. Default: `"1MiB"`.
+    #[schemars(extend("x-min" = "4KiB", "x-max" = "1GiB"))]
+    pub bytes: Option<Size>,
 }
 
 /// Limits of waits for one upstream. Default of each: the value in `[timeouts]`.
@@ -365,6 +384,7 @@ impl Default for Limits {
             stream_buffer: Size::kib(64),
             error_body: Size::mib(1),
             assembled: Size::mib(16),
+            attach_total: Size::mib(64),
         }
     }
 }
@@ -418,6 +438,7 @@ impl Default for Upstream {
             ask_stream: None,
             ask_usage: None,
             abandon: Abandon::default(),
+            attach: Attach::default(),
             timeouts: UpstreamTimeouts::default(),
             pool: Pool::default(),
             tls: UpstreamTls::default(),

@@ -128,6 +128,8 @@ pub struct Limits {
     pub error_body_bytes: usize,
     /// Longest answer that is put together out of a stream. Default 16 MiB.
     pub assembled_bytes: usize,
+    /// All answers that are kept for retries. Default 64 MiB.
+    pub attach_total_bytes: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -209,6 +211,8 @@ pub struct Upstream {
     pub settle: Duration,
     /// What becomes of calls whose clients have left.
     pub abandon: Abandon,
+    /// Calls that are left wait for their client's retry. `None`, the default: they do not.
+    pub attach: Option<Attach>,
     pub timeouts: Timeouts,
     pub pool: Pool,
     pub tls: UpstreamTls,
@@ -226,11 +230,11 @@ pub struct Abandon {
     pub contract: Contract,
     /// Drain: the longest time that an answer is read for nobody. Linger: how long the slot is kept after the close.
     pub time: Duration,
-    /// Drain: the most bytes that are read for nobody.
+    /// Drain and grace: the most bytes that are read for nobody.
     pub bytes: u64,
-    /// Drain: the most tokens that are generated for nobody, as far as they can be counted. `None`: no bound.
+    /// Drain and grace: the most tokens that are generated for nobody, as far as they can be counted. `None`: no bound.
     pub tokens: Option<u64>,
-    /// Drain: the most calls that run on for nobody at once.
+    /// Drain and grace: the most calls that run on for nobody at once.
     pub at_once: usize,
     /// The most abandoned calls of one key before its next ones wait. `None`: no bound.
     pub per_key: Option<NonZeroUsize>,
@@ -238,6 +242,14 @@ pub struct Abandon {
     pub confirm: Confirm,
     /// How much longer than `settle` a slot is kept while the server shows that it has not.
     pub confirm_within: Duration,
+}
+
+/// How long, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attach {
+    pub grace: Duration,
+    /// Of one answer. 1 MiB.
+    pub bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

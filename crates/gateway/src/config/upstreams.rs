@@ -56,6 +56,7 @@ fn upstream(
     built.slots = written.slots;
     built.queue = written.queue.unwrap_or(written.slots.get());
     built.settle = written.settle.map_or(built.settle, |settle| settle.0);
+    built.attach = abandon::attach(written, &path, findings);
     built.abandon = abandon::build(written, &built, several_keys, &path, findings);
     built.heartbeat = written.heartbeat.duration();
     built.ask_stream = written.ask_stream.unwrap_or(built.ask_stream);

@@ -13,7 +13,7 @@ use super::sources::Sources;
 use super::tree::join;
 use super::units::{Size, Time, shown};
 use super::{Admin, Config, Cors, Limits, Log, Price, Server, ServerTls, Timeouts};
-use super::{routes, upstreams};
+use super::{abandon, routes, upstreams};
 
 /// Builds the configuration. What is wrong is added to `findings`; the result is only good if nothing was.
 pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Findings) -> Config {
@@ -27,8 +27,10 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
     let default_upstream =
         routes::default_upstream(file.default_upstream.as_deref(), &upstreams, findings);
     routes::check(&upstreams, findings);
+    let limits = limits(&file.limits, findings);
+    abandon::check_room(&upstreams, &limits, findings);
     Config {
-        limits: limits(&file.limits, findings),
+        limits,
         cors: cors(&file.cors, findings),
         log: Log::from(&file.log),
         prices: prices(&file.prices, findings),
@@ -389,6 +391,7 @@ impl From<&file::Limits> for Limits {
             stream_buffer_bytes: w.stream_buffer.0,
             error_body_bytes: w.error_body.0,
             assembled_bytes: w.assembled.0,
+            attach_total_bytes: w.attach_total.0,
         }
     }
 }

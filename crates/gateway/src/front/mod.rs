@@ -215,7 +215,8 @@ impl Front {
         let id = route::cancelled_call(path).unwrap_or_default();
         let meant = |entry: &Entry| {
             let named = *entry.id == *id || entry.own_id.as_deref() == Some(id);
-            named && entry.principal == *principal && entry.is_attended()
+            let its = entry.is_attended() || entry.is_attachable();
+            named && entry.principal == *principal && its
         };
         match self.caller.table.stop(By::Client, meant) {
             0 => Err(Rejection::NoSuchCall),

@@ -44,6 +44,8 @@ fn sort(rejection: &Rejection) -> Sort {
         Rejection::BadCallId => (StatusCode::BAD_REQUEST, INVALID, INVALID),
         // Not one of those that SDKs try again: it would begin anew what somebody has ended.
         Rejection::Stopped(_) => (StatusCode::GONE, "call_stopped", "api_error"),
+        Rejection::NothingToResume => (StatusCode::GONE, INVALID, INVALID),
+        Rejection::TakenOver => (StatusCode::CONFLICT, INVALID, INVALID),
         Rejection::UnknownModel(_) | Rejection::NotFound | Rejection::NoSuchCall => {
             (StatusCode::NOT_FOUND, INVALID, "not_found_error")
         }
@@ -174,6 +176,8 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::Stopped(by) => by.message().into(),
         Rejection::BadCallId => "x-tidegate-call cannot be used: send 1 to 64 letters, digits and - _ . :".into(),
         Rejection::NoSuchCall => "no call of this key with this id is running".into(),
+        Rejection::NothingToResume => "there is no call to resume: it is over, its time for that is up, or this request is not the same (key, Idempotency-Key, path and body); send it without x-tidegate-resume to begin a new one".into(),
+        Rejection::TakenOver => "a newer retry of this request has its answer".into(),
         Rejection::Gone => "the client has gone".into(),
         Rejection::Internal => "the gateway failed; this is a defect, please report it with the request id".into(),
     }
@@ -186,6 +190,7 @@ fn started(rejection: &Rejection) -> bool {
         Rejection::Broken
             | Rejection::Truncated
             | Rejection::Stopped(_)
+            | Rejection::TakenOver
             | Rejection::UpstreamFailed(_)
             | Rejection::AnswerTooLarge { .. }
             | Rejection::UnexpectedContent { .. }

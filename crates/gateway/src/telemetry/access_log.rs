@@ -60,6 +60,10 @@ pub struct Line<'a> {
     pub wasted_money: Option<f64>,
     /// The id of the abandoned call that this one tries again.
     pub retry_of: Option<&'a str>,
+    /// The id of the call whose answer this retry was given.
+    pub attached_to: Option<&'a str>,
+    /// How many retries took this call up.
+    pub attaches: Option<u32>,
     pub settled_ms: Duration,
     pub times: Times,
     /// Connections tried; 0 if the upstream was never touched.
@@ -93,7 +97,8 @@ impl Line<'_> {
     fn write(&self, out: &mut Vec<u8>) {
         json::object!(out, self, {
             time, id, principal, peer, method, path, dialect, model, stream, upstream, endpoint, status, outcome, reason, phase,
-            wait_end, wait_ended_ms, work_end, work_ended_ms, end_known, overrun, slot_kept_ms, wasted_tokens, waste, wasted_ms, wasted_money, retry_of, settled_ms,
+            wait_end, wait_ended_ms, work_end, work_ended_ms, end_known, overrun, slot_kept_ms, wasted_tokens, waste, wasted_ms, wasted_money, retry_of, attached_to, attaches,
+            settled_ms,
             times: Times { received_ms, queued_ms, admitted_ms, sent_ms, head_ms, first_byte_ms, first_token_ms },
             attempts, client_retry, request_bytes, response_bytes, events, input_tokens, output_tokens, usage, generation
         });
@@ -199,6 +204,8 @@ mod tests {
             wasted_ms: None,
             wasted_money: None,
             retry_of: None,
+            attached_to: None,
+            attaches: None,
             settled_ms: Duration::ZERO,
             times: Times {
                 head_ms: Some(Duration::from_millis(7)),

@@ -61,7 +61,7 @@ const LIMITER_AGES: [Seconds64; 3] = [
 ];
 
 #[rustfmt::skip]
-const LIMITER_COUNTERS: [Counters; 7] = [
+const LIMITER_COUNTERS: [Counters; 8] = [
     ("offered", "Calls that asked for a slot", |s| s.offered),
     ("admitted", "Calls that got a slot or a place in the queue", |s| s.admitted),
     ("rejected", "Calls that were turned away at once", |s| s.rejected.total()),
@@ -69,6 +69,7 @@ const LIMITER_COUNTERS: [Counters; 7] = [
     ("left_queue", "Calls that left the queue without a slot", |s| s.left.total()),
     ("ended", "Calls whose slot was given back", |s| s.ended.sum().total()),
     ("abandoned_calls", "Running calls whose client went away", |s| s.abandoned_total),
+    ("reattached_calls", "Of those, the ones that a retry took up again", |s| s.reattached_total),
 ];
 
 #[rustfmt::skip]

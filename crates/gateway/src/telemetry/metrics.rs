@@ -27,8 +27,7 @@ fn seconds() -> Histogram {
 }
 
 type Seconds = fn() -> Histogram;
-/// A sum of what is no whole number.
-type Sum = Counter<f64, std::sync::atomic::AtomicU64>;
+type Sum = Counter<f64, std::sync::atomic::AtomicU64>; // of what is no whole number
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct CallLabels {
@@ -135,6 +134,10 @@ pub struct Metrics {
     pub abandoned_retries: Family<UpstreamLabel, Counter>,
     pub confirmations: Family<ConfirmLabels, Counter>,
     pub confirm_polls: Family<ConfirmLabels, Counter>,
+    pub attaches: Family<UpstreamLabel, Counter>,
+    pub attach_lost: Family<BoundLabels, Counter>,
+    pub attach_bytes: Gauge,
+    pub attach_kept: Gauge,
     pub wasted_tokens: Family<WastedTokenLabels, Counter>,
     pub wasted_seconds: Family<WasteLabels, Sum>,
     pub wasted_money: Family<WasteLabels, Sum>,
@@ -164,17 +167,9 @@ pub struct Metrics {
 }
 
 /// Phases with a histogram of their own; see `call::outcome::Phase`.
-const PHASES: [&str; 9] = [
-    "accepted",
-    "body",
-    "queued",
-    "pool",
-    "connecting",
-    "waiting_head",
-    "waiting_first_event",
-    "streaming",
-    "done",
-];
+#[rustfmt::skip]
+const PHASES: [&str; 9] =
+    ["accepted", "body", "queued", "pool", "connecting", "waiting_head", "waiting_first_event", "streaming", "done"];
 
 /// One upstream's share of the families that every call touches, looked up once.
 #[derive(Debug)]
@@ -232,7 +227,7 @@ impl Metrics {
             overruns: add(
                 r,
                 "overruns",
-                "Abandoned calls that were cancelled at a bound of their drain",
+                "Abandoned calls that were cancelled at a bound of their drain or grace",
                 Family::default(),
             ),
             abandoned_retries: add(
@@ -252,6 +247,30 @@ impl Metrics {
                 "confirm_polls",
                 "Polls of a server's own count of its work, by what became of them",
                 Family::default(),
+            ),
+            attaches: add(
+                r,
+                "attaches",
+                "Retries that were given the answer of the call they try again",
+                Family::default(),
+            ),
+            attach_lost: add(
+                r,
+                "attach_lost",
+                "Calls that can no longer be taken up by a retry, by the bound of bytes that their answer is past",
+                Family::default(),
+            ),
+            attach_bytes: add(
+                r,
+                "attach_bytes",
+                "Memory of answers that are kept for retries",
+                Gauge::default(),
+            ),
+            attach_kept: add(
+                r,
+                "attach_kept",
+                "Calls that are over and whose answer is kept for a retry",
+                Gauge::default(),
             ),
             wasted_tokens: add(
                 r,

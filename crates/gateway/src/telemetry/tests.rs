@@ -65,6 +65,11 @@ fn touched() -> Metrics {
     m.confirmations.get_or_create_owned(&result);
     m.confirm_polls.get_or_create_owned(&result);
     m.abandoned_retries.get_or_create_owned(&one);
+    m.attaches.get_or_create_owned(&one);
+    m.attach_lost.get_or_create_owned(&BoundLabels {
+        upstream: Arc::clone(&upstream),
+        bound: "b",
+    });
     m.retries.get_or_create_owned(&upstream_reason);
     m.call_seconds.get_or_create_owned(&one);
     m.phase_seconds.get_or_create_owned(&phase);

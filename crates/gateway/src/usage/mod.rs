@@ -47,6 +47,11 @@ impl Meter {
         self.at_left.get_or_insert(self.deltas);
     }
 
+    /// Somebody waits again, and gets what came meanwhile.
+    pub fn back(&mut self) {
+        self.at_left = None;
+    }
+
     pub fn deltas(&self) -> u64 {
         self.deltas
     }

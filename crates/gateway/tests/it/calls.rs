@@ -28,7 +28,7 @@ pub(crate) async fn admin(gate: &Gate, method: &str, path: &str) -> (u16, Value)
     )
 }
 
-async fn listed(gate: &Gate) -> Vec<Value> {
+pub(crate) async fn listed(gate: &Gate) -> Vec<Value> {
     let (status, body) = admin(gate, "GET", "/admin/calls").await;
     assert_eq!(status, 200);
     body["calls"].as_array().expect("a list").clone()
@@ -52,7 +52,7 @@ pub(crate) async fn the_call(gate: &Gate, what: &str, holds: impl Fn(&Value) -> 
     }
 }
 
-fn with_admin(c: &mut Config) {
+pub(crate) fn with_admin(c: &mut Config) {
     c.admin.listen = Some(LOCALHOST);
 }
 

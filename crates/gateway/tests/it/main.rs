@@ -7,6 +7,7 @@ mod support;
 
 mod admission;
 mod assembled;
+mod attach;
 mod binary;
 mod books;
 mod bounds;
@@ -19,6 +20,7 @@ mod drained;
 mod echo;
 mod ends;
 mod fields;
+mod graces;
 mod h2;
 mod heartbeats;
 mod http2;

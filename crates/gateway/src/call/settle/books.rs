@@ -91,10 +91,11 @@ impl Record {
             self.metrics.panics.inc();
         }
         let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
-        if left {
+        // A call that was taken up was left before; who left after that is counted by a record of its own.
+        if left || self.attaches > 0 {
             let labels = PhaseLabels {
                 upstream: labels.upstream,
-                phase: phase.name(),
+                phase: self.left_in.unwrap_or(phase).name(),
             };
             self.metrics.disconnects.get_or_create(&labels).inc();
         }

@@ -55,8 +55,10 @@ impl Record {
 
     /// Its retry will be known.
     pub(super) fn mark_abandoned(&mut self) {
-        let left = matches!(self.wait, Some((WaitEnd::Left | WaitEnd::Stalled, ..)));
-        if let (true, Some(mark)) = (left, self.mark.take()) {
+        let (_, (wait, ..)) = self.ends();
+        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
+        if let (true, Some(mark), None) = (left, self.mark, &self.attached_to) {
+            self.mark = None;
             self.retried.abandoned(mark, &self.who.id);
         }
     }

@@ -22,8 +22,11 @@ use crate::telemetry::metrics::{Metrics, TierLabels, UpstreamLabel, UpstreamMetr
 use crate::upstream::route::Target;
 use crate::usage::Meter;
 
+mod attaching;
 mod books;
 mod kept;
+
+use attaching::Away;
 
 /// Longest model name or path that is kept for the log.
 const SHOWN_CHARS: usize = 128;
@@ -47,8 +50,8 @@ pub struct Record {
     work: Option<(WorkEnd, Duration)>,
     worked: bool,
     overrun: Option<Bound>,
-    outcome: Option<(Outcome, Option<&'static str>)>,
-    likely: Option<(Outcome, Option<&'static str>)>,
+    outcome: Option<Ending>,
+    likely: Option<Ending>,
     pub meter: Meter,
     times: Times,
     model: Option<String>,
@@ -69,10 +72,21 @@ pub struct Record {
     mark: Option<Mark>,
     /// The abandoned call that this one tries again.
     retry_of: Option<Arc<str>>,
+    /// The call whose answer this one is given.
+    attached_to: Option<Arc<str>>,
+    /// The last waiter has left, and a retry may still take the call up.
+    away: Option<Away>,
+    /// In which phase that happened first.
+    left_in: Option<Phase>,
+    /// Retries that did.
+    attaches: u32,
     /// What its model is called in the configuration, and what that costs.
     generation: Option<Arc<Generation>>,
     settled: bool,
 }
+
+/// The outcome and its reason.
+type Ending = (Outcome, Option<&'static str>);
 
 /// What is known of a request that never became a call.
 #[derive(Debug)]
@@ -165,6 +179,10 @@ impl Record {
             retried: retried.clone(),
             mark: None,
             retry_of: None,
+            attached_to: None,
+            away: None,
+            left_in: None,
+            attaches: 0,
             generation: None,
             settled: false,
         }
@@ -417,9 +435,15 @@ impl Record {
 
     /// What is known of a client that may have left while its call went on.
     pub fn left(&mut self, attendance: &Attendance) {
-        if let Some(at) = attendance.left_at() {
-            self.outcome(Outcome::ClientClosed, None);
-            self.wait_ended_after(WaitEnd::Left, at.duration_since(self.began));
+        self.taken_up(attendance.taken_up());
+        match attendance.left_at() {
+            Some(at) if attendance.is_orphan() => self.away(at, WaitEnd::Left),
+            Some(at) => {
+                self.outcome(Outcome::ClientClosed, None);
+                self.wait_ended_after(WaitEnd::Left, at.duration_since(self.began));
+            }
+            None if attendance.is_orphan() => self.back(),
+            None => {}
         }
         self.overrun = self.overrun.or(attendance.overrun());
     }
@@ -469,7 +493,7 @@ impl Record {
         }
     }
 
-    fn upstream_name(&self) -> Arc<str> {
+    pub fn upstream_name(&self) -> Arc<str> {
         self.upstream
             .as_ref()
             .map_or_else(|| "".into(), |u| Arc::clone(&u.name))
@@ -485,9 +509,7 @@ impl Record {
             return;
         }
         self.settled = true;
-        let (outcome, reason) = self.outcome.unwrap_or((Outcome::Internal, Some("dropped")));
-        let unknown = (WaitEnd::Failed, self.elapsed(), self.phase);
-        let (wait, waited, phase) = self.wait.unwrap_or(unknown);
+        let ((outcome, reason), (wait, waited, phase)) = self.ends();
         let work = match self.work {
             Some((why, at)) if why != WorkEnd::None => Some((why, at)),
             _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),
@@ -537,12 +559,14 @@ impl Record {
             wasted_ms: waste.map(|(waste, _)| waste.time),
             wasted_money: waste.and_then(|(_, money)| money),
             retry_of: self.retry_of.as_deref(),
+            attached_to: self.attached_to.as_deref(),
+            attaches: (self.attaches > 0).then_some(self.attaches),
             settled_ms: self.elapsed(),
             times: self.times,
             attempts: self.attempts,
             client_retry: who.client_retry,
             request_bytes: self.request_bytes,
-            response_bytes: self.response_bytes,
+            response_bytes: self.handed_bytes(),
             events: self.meter.events(),
             input_tokens: used.usage.input,
             output_tokens: used.usage.output,

@@ -50,6 +50,9 @@ pub(super) fn one_setting(path: &str, value: &str) -> String {
         "upstreams.abandon" => {
             format!("{upstream}on_abandon = \"drain\"\nabandon.{name} = {value}\n")
         }
+        "upstreams.attach" if name == "bytes" => {
+            format!("{upstream}attach.grace = \"9s\"\nattach.{name} = {value}\n")
+        }
         section if section.starts_with("upstreams.") => {
             format!("{upstream}[{section}]\n{name} = {value}\n")
         }

@@ -372,6 +372,21 @@ fn the_count_that_is_asked_for_is_one_that_the_server_keeps() {
     );
 }
 
+#[test]
+fn a_grace_for_retries_is_the_operators_choice() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    assert_eq!(loaded(upstream).config.upstreams[0].attach, None);
+    let text = format!("{upstream}attach.grace = \"30s\"\nabandon.tokens = 9");
+    let graced = loaded(&text);
+    let attach = graced.config.upstreams[0].attach.unwrap();
+    assert_eq!(attach.grace, Duration::from_secs(30));
+    assert_eq!(attach.bytes, 1024 * 1024);
+    assert!(graced.warnings.is_empty(), "{:?}", graced.warnings);
+    let much = loaded(&format!("{text}\nattach.bytes = \"65MiB\""));
+    let warned = much.warnings[0].to_string();
+    assert!(warned.contains("more than limits.attach_total (64MiB)"));
+}
+
 /// Bounds of zero, bounds that nothing obeys, contracts that say two things.
 #[test]
 fn contracts_that_contradict_themselves_are_refused() {
@@ -408,6 +423,18 @@ fn contracts_that_contradict_themselves_are_refused() {
         (
             "on_abandon = \"linger\"\nsettle = \"1s\"",
             "say it with abandon.time (60s now)",
+        ),
+        (
+            "attach.grace = \"0s\"",
+            "0s is too small\n    the least is 100ms",
+        ),
+        (
+            "attach.bytes = \"1MiB\"",
+            "bounds nothing without attach.grace",
+        ),
+        (
+            "attach.grace = \"9s\"\nabandon.time = \"5s\"",
+            "bounds nothing where on_abandon is \"cancel\"",
         ),
     ] {
         let said = refused(&format!("{upstream}{text}"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Frame;
-use tidegate_wire::{Dialect, ErrorText, Facts, Piece, Terminal, answer_facts, error_event};
+use tidegate_wire::{Dialect, Facts, Piece, Terminal, answer_facts};
 use tokio::time::Instant;
 
 use super::aftermath::{self, Running};
@@ -26,11 +26,16 @@ use super::table::{By, Entry};
 use crate::signal::Watch;
 use crate::upstream::Upstream;
 
+mod alone;
+mod told;
+
+use alone::Alone;
+
 /// What a heartbeat looks like: a comment, which every client skips (measured; nothing else is safe in all of them).
-const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
+pub(super) const HEARTBEAT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 /// HTTP/2: the reset follows the last event by this much. Clients drop what they have not handed on when the reset is already there
 /// (seen with curl).
-const RESET_AFTER: Duration = Duration::from_millis(20);
+pub(super) const RESET_AFTER: Duration = Duration::from_millis(20);
 
 /// A relay that lacks only its record.
 #[derive(Debug)]
@@ -75,6 +80,7 @@ impl Unstarted {
             reader: self.reader,
             cut: self.cut,
             clock: Clock::new(now, self.total),
+            alone: Alone::default(),
         }
     }
 }
@@ -112,6 +118,7 @@ pub struct Relay {
     /// Its waker is there: a relay lives in one task.
     stop_armed: bool,
     clock: Clock,
+    alone: Alone,
 }
 
 type Polled = Poll<Option<Result<Frame<Bytes>, Broken>>>;
@@ -144,11 +151,12 @@ impl Relay {
                     }
                 }
                 State::Flushing { flushes } => {
-                    if self.downstream.flushes() == *flushes {
+                    let here = !self.alone.detached; // else the one that waits sees to that
+                    if here && self.downstream.flushes() == *flushes {
                         self.downstream.on_flush(cx.waker());
                         return Poll::Pending;
                     }
-                    if self.downstream.http2 {
+                    if here && self.downstream.http2 {
                         ready!(self.clock.poll_rest(cx, RESET_AFTER));
                     }
                     self.state = State::Done;
@@ -195,6 +203,7 @@ impl Relay {
 
     fn stop(&mut self, by: By) {
         self.entry = None;
+        self.no_orphan();
         self.fail(
             Outcome::Stopped,
             by.reason(),
@@ -404,7 +413,10 @@ impl Relay {
             let (until, wake) = self.next_deadline(now);
             if until <= now {
                 match wake {
-                    Wake::Heartbeat => return Poll::Ready(Step::Hand(HEARTBEAT)),
+                    Wake::Heartbeat => {
+                        self.alone.beat = true;
+                        return Poll::Ready(Step::Hand(HEARTBEAT));
+                    }
                     Wake::Tier(tier) => {
                         self.give_up(tier);
                         return Poll::Ready(Step::Again);
@@ -470,13 +482,12 @@ impl Relay {
         };
         record.outcome(outcome, reason);
         record.phase(Phase::Done);
-        record.wait_ended(WaitEnd::Answered);
         let mut running = running;
         // The end of the body is usually here already; if so the connection can be kept without further waiting.
         let mut cx = Task::from_waker(std::task::Waker::noop());
         let _ = running.body().poll_data(&mut cx);
         running.ended(WorkEnd::Complete, &mut record);
-        record.settle();
+        self.wait_ended(WaitEnd::Answered, record);
     }
 
     /// The answer cannot be completed: tell it in-band if we stand between two events, then break off. Never a clean end.
@@ -512,10 +523,10 @@ impl Relay {
             return;
         };
         record.outcome(outcome, Some(reason));
-        record.wait_ended(WaitEnd::Failed);
         if reason == By::Client.reason() {
             // It has left, and said so: the contract decides over the rest.
             let source = std::mem::replace(&mut self.source, Source::nothing());
+            record.wait_ended(WaitEnd::Failed);
             aftermath::client_left(running, source, record, false);
             return;
         }
@@ -524,32 +535,7 @@ impl Relay {
         } else {
             running.ended(work, &mut record);
         }
-        record.settle();
-    }
-
-    fn error_event(
-        &self,
-        outcome: Outcome,
-        reason: &str,
-        message: &str,
-        sequence: Option<u64>,
-    ) -> Bytes {
-        let id = self.record.as_ref().map(|record| Arc::clone(record.id()));
-        let (kind, anthropic_kind) = match outcome {
-            Outcome::TimedOut => ("timeout_error", "timeout_error"),
-            Outcome::Stopped => ("call_stopped", "api_error"),
-            Outcome::Drained => ("service_unavailable", "overloaded_error"),
-            _ => ("upstream_error", "api_error"),
-        };
-        let text = ErrorText {
-            message,
-            kind,
-            code: Some(reason),
-            param: None,
-            anthropic_kind,
-            request_id: id.as_deref(),
-        };
-        error_event(self.dialect, &text, sequence)
+        self.wait_ended(WaitEnd::Failed, record);
     }
 
     fn report_observed(&mut self) {
@@ -591,7 +577,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         if let (Some(running), Some(record)) = (self.running.take(), self.record.take()) {
             let source = std::mem::replace(&mut self.source, Source::nothing());
-            let stalled = self.downstream.is_stalled() || self.reader.is_stalled();
+            let stalled = !self.alone.detached && self.is_stalled();
             aftermath::client_left(running, source, record, stalled);
         }
     }

@@ -1,0 +1,195 @@
+//! The answer of a call as its retry gets it: what is on the tape, then what comes.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{HeaderName, HeaderValue};
+use http_body::Frame;
+use tokio::time::Instant;
+
+use super::orphan::{Head, Next, Seat};
+use crate::call::answer::{self, Answer};
+use crate::call::body::{Broken, OutBody};
+use crate::call::clock::Clock;
+use crate::call::downstream::{Downstream, Reader};
+use crate::call::outcome::{Outcome, Phase, WaitEnd};
+use crate::call::relay::{HEARTBEAT, RESET_AFTER};
+use crate::call::settle::Record;
+
+/// The body of a retry's answer.
+#[derive(Debug)]
+pub struct Attached {
+    seat: Option<Seat>,
+    /// Of the retry. The call has its own.
+    record: Option<Box<Record>>,
+    downstream: Arc<Downstream>,
+    reader: Arc<Reader>,
+    length: Option<u64>,
+    state: State,
+    clock: Clock,
+    /// Somebody ended this retry; the call was told.
+    told: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Flowing,
+    /// The answer broke off; the break is passed on when the kernel has what came before. `flushes`: the count before.
+    Flushing {
+        flushes: u64,
+    },
+    Done,
+}
+
+/// What lacks only its record.
+#[derive(Debug)]
+pub struct Unstarted {
+    pub(super) head: Head,
+    pub(super) seat: Seat,
+    pub(super) downstream: Arc<Downstream>,
+    pub(super) reader: Arc<Reader>,
+}
+
+/// The id of the call whose answer this is.
+const ATTACHED: HeaderName = HeaderName::from_static("x-tidegate-attached");
+
+impl Unstarted {
+    pub fn start(self, mut record: Box<Record>) -> Answer {
+        let Head {
+            status,
+            mut headers,
+            length,
+        } = self.head;
+        if let Ok(id) = HeaderValue::try_from(&*self.seat.entry().id) {
+            headers.insert(ATTACHED, id);
+        }
+        record.head();
+        record.status(status.as_u16());
+        record.phase(Phase::Streaming);
+        let attached = Attached {
+            seat: Some(self.seat),
+            record: Some(record),
+            downstream: self.downstream,
+            reader: self.reader,
+            length,
+            state: State::Flowing,
+            clock: Clock::new(Instant::now(), None),
+            told: false,
+        };
+        Answer {
+            head: answer::Head { status, headers },
+            body: OutBody::attached(Box::new(attached)),
+        }
+    }
+}
+
+impl Attached {
+    pub fn exact_length(&self) -> Option<u64> {
+        self.length
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    pub fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, Broken>>> {
+        loop {
+            match &self.state {
+                State::Flowing => {}
+                State::Flushing { flushes } => {
+                    let written = self.downstream.flushes() != *flushes;
+                    if !written {
+                        self.downstream.on_flush(cx.waker());
+                        return Poll::Pending;
+                    }
+                    if self.downstream.http2 {
+                        ready!(self.clock.poll_rest(cx, RESET_AFTER));
+                    }
+                    self.state = State::Done;
+                    return Poll::Ready(Some(Err(Broken)));
+                }
+                State::Done => return Poll::Ready(None),
+            }
+            self.pass_on_stop(cx);
+            let Some(seat) = &mut self.seat else {
+                self.state = State::Done;
+                continue;
+            };
+            match ready!(seat.poll_next(cx)) {
+                Next::Bytes(bytes) => {
+                    if let Some(record) = &mut self.record {
+                        record.first_byte();
+                        record.sent_downstream(bytes.len());
+                    }
+                    // Where the length is known hyper does not ask for the end.
+                    if self.length == Some(seat.at()) || seat.is_at_end() {
+                        self.state = State::Done;
+                        if let Some(seat) = self.seat.take() {
+                            seat.has_all();
+                        }
+                        self.end(WaitEnd::Answered, None);
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Next::Beat => return Poll::Ready(Some(Ok(Frame::data(HEARTBEAT)))),
+                Next::Complete => {
+                    self.state = State::Done;
+                    self.end(WaitEnd::Answered, None);
+                }
+                Next::Broken => self.break_off("broken"),
+                Next::Replaced => self.break_off("taken_over"),
+            }
+        }
+    }
+
+    /// Whoever ends the retry means the work: the call is ended, and says so in its answer.
+    fn pass_on_stop(&mut self, cx: &mut Context<'_>) {
+        let Some(record) = self.record.as_ref().filter(|_| !self.told) else {
+            return;
+        };
+        if let Some(entry) = record.entry()
+            && let Poll::Ready(by) = entry.poll_stop(cx)
+            && let Some(seat) = &self.seat
+        {
+            self.told = true;
+            seat.entry().end(by);
+        }
+    }
+
+    fn break_off(&mut self, reason: &'static str) {
+        self.downstream.break_off();
+        self.state = State::Flushing {
+            flushes: self.downstream.flushes(),
+        };
+        self.end(WaitEnd::Failed, Some(reason));
+    }
+
+    fn end(&mut self, wait: WaitEnd, reason: Option<&'static str>) {
+        self.seat = None;
+        if let Some(mut record) = self.record.take() {
+            record.outcome(Outcome::Attached, reason);
+            record.phase(Phase::Done);
+            record.wait_ended(wait);
+            record.settle();
+        }
+    }
+}
+
+impl Drop for Attached {
+    /// The client has left. Its seat goes with it, and the call sees that.
+    fn drop(&mut self) {
+        if let Some(mut record) = self.record.take() {
+            if self.downstream.is_stalled() || self.reader.is_stalled() {
+                record.outcome(Outcome::ClientStalled, None);
+                record.wait_ended(WaitEnd::Stalled);
+            } else {
+                record.outcome(Outcome::ClientClosed, None);
+                record.wait_ended(WaitEnd::Left);
+            }
+            record.settle();
+        }
+    }
+}

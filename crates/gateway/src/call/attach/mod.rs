@@ -1,0 +1,358 @@
+//! A retry is given the answer of the call that it tries again, instead of starting it a second time. Off unless the operator gave the
+//! upstream a grace (decision 0017).
+//!
+//! A call that a retry could be known of has a tape ([`tape`]) on which its answer is put while it passes ([`tapped`]). If its client leaves, the
+//! call goes on for the grace, in a task, as abandoned work. A retry sits down ([`orphan`]) and reads the tape from the beginning ([`attached`]).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::header::{ACCEPT, AUTHORIZATION, HeaderName};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method};
+use sha2::{Digest, Sha256};
+use tokio::time::Duration;
+
+use super::deadline::{Patience, Tier};
+use super::downstream::{Downstream, Reader};
+use super::outcome::{Phase, Rejection};
+use super::retried::Mark;
+use super::settle::Record;
+use super::upload::Upload;
+use super::{Caller, Generation, Step, Worker, aside};
+use crate::config;
+use crate::signal::Signal;
+use crate::telemetry::metrics::{Metrics, UpstreamLabel};
+use crate::upstream::Upstream;
+
+pub mod attached;
+pub mod orphan;
+pub mod tape;
+pub mod tapped;
+
+use attached::Unstarted;
+use orphan::{Budget, Likeness, Lost, Of, Orphan, Seat, Writer};
+use tapped::Around;
+
+/// Asks for the running call or nothing: without one to take up, the request fails instead of starting a call.
+pub const RESUME: HeaderName = HeaderName::from_static("x-tidegate-resume");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
+
+/// Where clients have no keys, this key is all that tells them apart: it must not be guessed.
+const SECRET_CHARS: usize = 16;
+
+/// The head of a call that is taken up may take as long as the call's own tiers allow; this is only an end to it.
+const HEAD_TIME: Duration = Duration::from_secs(24 * 3600);
+
+/// Fields that decide over the answer, beside the body: who asks, and which form of the API is meant.
+static ALIKE: [HeaderName; 9] = [
+    AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static("api-key"),
+    ACCEPT,
+    HeaderName::from_static("anthropic-version"),
+    HeaderName::from_static("anthropic-beta"),
+    HeaderName::from_static("openai-beta"),
+    HeaderName::from_static("openai-organization"),
+    HeaderName::from_static("openai-project"),
+];
+
+/// The calls that can be taken up. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Orphans {
+    /// A call is here as long as it has its writer, so there are as many as run or are kept.
+    listed: Arc<Mutex<HashMap<Mark, Vec<Arc<Orphan>>>>>,
+    budget: Budget,
+    /// The gateway drains: nobody can come back to it.
+    closing: Signal,
+}
+
+/// A place in [`Orphans`]; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Listed {
+    orphans: Orphans,
+    mark: Mark,
+    orphan: std::sync::Weak<Orphan>,
+}
+
+/// A request that came to an upstream whose calls can be taken up.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    pub method: &'a Method,
+    pub path_and_query: &'a PathAndQuery,
+    pub headers: &'a HeaderMap,
+    pub received: &'a Upload,
+    pub peer: SocketAddr,
+}
+
+/// What a call is found by.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    mark: Mark,
+    like: Likeness,
+    named: bool,
+    bounds: (usize, usize),
+}
+
+/// What there is for a request.
+#[derive(Debug)]
+pub enum Found {
+    /// Its own call, whose answer has begun.
+    Own(Own),
+    /// Nothing: it begins a call, which can be taken up by this, if at all.
+    Nothing(Option<Ticket>),
+}
+
+/// A call that a retry has taken up.
+#[derive(Debug)]
+pub struct Own {
+    head: orphan::Head,
+    seat: Seat,
+}
+
+impl Own {
+    /// Its answer, for this connection.
+    pub(super) fn attaching(self, downstream: Arc<Downstream>, reader: Arc<Reader>) -> Step {
+        Step::Attaching(Box::new(Unstarted {
+            head: self.head,
+            seat: self.seat,
+            downstream,
+            reader,
+        }))
+    }
+}
+
+impl Orphans {
+    pub fn new(metrics: &Arc<Metrics>, closing: Signal) -> Self {
+        Self {
+            listed: Arc::default(),
+            budget: Budget::new(metrics),
+            closing,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Mark, Vec<Arc<Orphan>>>> {
+        // No code of others runs under this lock, so a poisoned one holds sound data.
+        self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A seat at the newest call that can be taken up with this.
+    fn find(&self, ticket: &Ticket) -> Option<Seat> {
+        let alike: Vec<_> = {
+            let listed = self.lock();
+            let calls = listed.get(&ticket.mark)?.iter().rev();
+            calls
+                .filter(|call| call.like == ticket.like)
+                .cloned()
+                .collect()
+        };
+        alike.iter().find_map(Orphan::sit)
+    }
+}
+
+impl Ticket {
+    /// Lists a call that has its slot. `of_call`: what it runs with.
+    pub fn list(
+        self,
+        of_call: (&Caller, &Worker, &Upstream),
+        patience: &Patience,
+        record: &Record,
+    ) -> Option<Writer> {
+        let orphans = &of_call.0.orphans;
+        let around = Around::new(of_call)?;
+        let of = Of {
+            entry: Arc::clone(record.entry()?),
+            gone: Arc::clone(patience.gone()?),
+            like: self.like,
+            named: self.named,
+            closing: orphans.closing.clone(),
+        };
+        let orphan = Orphan::new(of, &orphans.budget, self.bounds);
+        let mut listed = orphans.lock();
+        let alike = listed.entry(self.mark).or_default();
+        alike.push(Arc::clone(&orphan));
+        drop(listed);
+        let listed = Listed {
+            orphans: orphans.clone(),
+            mark: self.mark,
+            orphan: Arc::downgrade(&orphan),
+        };
+        Some(Writer::new(orphan, Some(listed), around))
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut listed = self.orphans.lock();
+        let gone = listed.get_mut(&self.mark).and_then(|calls| {
+            let here = |call: &Arc<Orphan>| Arc::as_ptr(call) == self.orphan.as_ptr();
+            let at = calls.iter().position(here)?;
+            Some((calls.remove(at), calls.is_empty()))
+        });
+        if let Some((_, true)) = gone {
+            listed.remove(&self.mark);
+        }
+        drop(listed);
+        drop(gone);
+    }
+}
+
+/// Whether a request that is turned away for want of room may have a call of its own to take up.
+pub fn may_find(upstreams: &[Arc<Upstream>], headers: &HeaderMap) -> bool {
+    upstreams.iter().any(|u| u.settings.attach.is_some())
+        && (headers.contains_key(IDEMPOTENCY_KEY) || is_retry(headers))
+}
+
+/// Where and for what a request looks.
+#[derive(Debug)]
+pub struct Look<'a> {
+    caller: &'a Caller,
+    generation: &'a Generation,
+    attach: config::Attach,
+    asked: &'a Asked<'a>,
+}
+
+/// `None`: the upstream's calls do not wait for their retries.
+///
+/// # Errors
+///
+/// [`Rejection::NothingToResume`] if a retry asks for its call there.
+pub fn look<'a>(
+    (caller, generation, upstream): (&'a Caller, &'a Generation, &Upstream),
+    asked: &'a Asked<'_>,
+) -> Result<Option<Look<'a>>, Rejection> {
+    let Some(attach) = upstream.settings.attach else {
+        return if asked.headers.contains_key(RESUME) {
+            Err(Rejection::NothingToResume)
+        } else {
+            Ok(None)
+        };
+    };
+    Ok(Some(Look {
+        caller,
+        generation,
+        attach,
+        asked,
+    }))
+}
+
+impl Look<'_> {
+    /// Looks for the call that this request tries again, and waits for the beginning of its answer.
+    ///
+    /// # Errors
+    ///
+    /// The call's own failure, if it has no answer; [`Rejection::TakenOver`]; [`Rejection::NothingToResume`]; those of
+    /// [`Patience::within`].
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped: the seat goes with it.
+    pub async fn own(self, patience: &Patience, record: &mut Record) -> Result<Found, Rejection> {
+        let ticket = self.ticket(record).await?;
+        let resume = self.asked.headers.contains_key(RESUME);
+        let again = |ticket: &Ticket| ticket.named || resume || is_retry(self.asked.headers);
+        let own = ticket.filter(again);
+        let seat = own.and_then(|ticket| self.caller.orphans.find(&ticket));
+        if let Some(seat) = seat
+            && let Some(own) = self.wait(seat, patience, record).await?
+        {
+            return Ok(Found::Own(own));
+        }
+        if resume {
+            return Err(Rejection::NothingToResume);
+        }
+        Ok(Found::Nothing(ticket))
+    }
+
+    /// Until the call has begun its answer. `None`: it is over without one, and never did any work.
+    async fn wait(
+        &self,
+        mut seat: Seat,
+        patience: &Patience,
+        record: &mut Record,
+    ) -> Result<Option<Own>, Rejection> {
+        record.attaches(seat.entry());
+        record.phase(Phase::WaitingHead);
+        let head = patience.within(Tier::ResponseHead, HEAD_TIME, seat.head());
+        match head.await {
+            Ok(Ok(head)) => {
+                let upstream = record.upstream_name();
+                let attaches = &self.caller.metrics.attaches;
+                attaches.get_or_create(&UpstreamLabel { upstream }).inc();
+                Ok(Some(Own { head, seat }))
+            }
+            Ok(Err(Lost::Failed(why))) => Err(why),
+            Ok(Err(Lost::Replaced)) => Err(Rejection::TakenOver),
+            Ok(Err(Lost::Over)) => {
+                record.attaches_no_more();
+                Ok(None)
+            }
+            Err(Rejection::Stopped(by)) => {
+                // Whoever ends the retry means the work.
+                seat.entry().end(by);
+                Err(Rejection::Stopped(by))
+            }
+            Err(over) => Err(over),
+        }
+    }
+
+    /// `None`: its call cannot be taken up, because nothing tells its retry from anybody else's request.
+    async fn ticket(&self, record: &Record) -> Result<Option<Ticket>, Rejection> {
+        let Self {
+            generation,
+            attach,
+            asked,
+            ..
+        } = self;
+        let (Some(mark), Upload::Whole { body, .. }) = (record.mark(), asked.received) else {
+            return Ok(None);
+        };
+        let key = asked.headers.get(IDEMPOTENCY_KEY);
+        let secret = || key.is_some_and(|key| key.len() >= SECRET_CHARS);
+        let near = || asked.peer.ip().to_canonical().is_loopback();
+        if generation.keys.is_open() && !(near() && secret()) {
+            return Ok(None);
+        }
+        let hasher = alike(asked, record.principal());
+        let body = body.clone();
+        let like = aside(body.len(), move || {
+            hasher.chain_update(&body).finalize().into()
+        });
+        Ok(Some(Ticket {
+            mark,
+            like: Likeness(like.await?),
+            named: key.is_some(),
+            bounds: (attach.bytes, generation.config.limits.attach_total_bytes),
+        }))
+    }
+}
+
+/// An SDK says so.
+fn is_retry(headers: &HeaderMap) -> bool {
+    let count = headers.get(RETRY_COUNT);
+    count.is_some_and(|count| count.as_bytes() != b"0")
+}
+
+/// All that a retry has in common with its call, but for the body.
+fn alike(asked: &Asked<'_>, principal: &str) -> Sha256 {
+    let mut hasher = Sha256::new();
+    let mut part = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_be_bytes());
+        hasher.update(bytes);
+    };
+    part(principal.as_bytes());
+    part(asked.method.as_str().as_bytes());
+    part(asked.path_and_query.as_str().as_bytes());
+    let key = asked.headers.get(IDEMPOTENCY_KEY);
+    part(key.map_or(b"", |key| key.as_bytes()));
+    for name in &ALIKE {
+        let values = asked.headers.get_all(name);
+        part(&values.iter().count().to_be_bytes());
+        for value in values {
+            part(value.as_bytes());
+        }
+    }
+    hasher
+}
