@@ -202,8 +202,11 @@ impl Table {
     /// Ends the calls that `which` says; how many those were.
     pub fn stop(&self, by: By, which: impl Fn(&Entry) -> bool) -> usize {
         let all = self.all();
-        let meant = all.iter().filter(|entry| which(entry));
-        meant.map(|entry| entry.stop.raise(by)).count()
+        let meant: Vec<_> = all.iter().filter(|entry| which(entry)).collect();
+        // All of them before the first wakes: what its end sets free must not start another one of them.
+        meant.iter().for_each(|entry| entry.stop.mark(by));
+        meant.iter().for_each(|entry| entry.stop.wake());
+        meant.len()
     }
 }
 
@@ -414,9 +417,13 @@ impl By {
 
 impl Stop {
     fn raise(&self, by: By) {
+        self.mark(by);
+        self.wake();
+    }
+
+    fn mark(&self, by: By) {
         // The operator's word is the stronger one.
         self.by.fetch_max(by as u8, Ordering::AcqRel);
-        self.wake();
     }
 
     fn wake(&self) {

@@ -307,7 +307,8 @@ async fn a_call_that_somebody_ended_is_not_taken_up() {
     let mut retry = post(&gate, CHAT, &key, &body).await;
     retry.final_head().await.expect("head");
     retry.events(3).await.expect("events");
-    let calls = seen(&gate, "two", |c| c.len() == 2).await;
+    let two = |c: &[Value]| c.len() == 2 && c[0]["waiting"] == true;
+    let calls = seen(&gate, "two", two).await;
     assert_eq!(calls[1]["attached_to"], calls[0]["id"]);
     assert_eq!(
         (&calls[0]["state"], &calls[0]["waiting"]),
@@ -427,7 +428,8 @@ async fn an_sdks_retry_takes_up_what_was_left_and_nothing_else() {
     let head = retry.final_head().await.expect("head");
     assert!(head.header("x-tidegate-attached").is_some());
     assert_eq!(up.truth().calls_begun, 3);
-    assert_eq!(gate.metric("attended", &[]), 3.0);
+    gate.eventually("attended again", |g| g.metric("attended", &[]) == 3.0)
+        .await;
     drop((beside, another, retry));
     gate.eventually("all abandoned", |g| g.metric("abandoned", &[]) == 3.0)
         .await;
