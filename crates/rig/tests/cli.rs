@@ -122,6 +122,52 @@ fn a_storm_leaves_a_table_a_document_and_a_page() {
     std::fs::remove_dir_all(&dir).expect("ours");
 }
 
+/// Whoever has seen enough presses Ctrl-C, and has what was measured until then.
+#[test]
+fn an_interrupted_storm_keeps_what_it_has() {
+    let upstream = Server::start(&["fake-upstream"]);
+    let file = std::env::temp_dir().join(format!("rig-kept-{}.json", std::process::id()));
+    let mut child = Command::new(RIG)
+        .args(["storm", "steady", "abort", "--users", "5", "--tokens", "20"])
+        .args(["--pace", "5ms", "--seconds", "600", "--limit", "700s"])
+        .args(["--target", &format!("http://{}", upstream.1)])
+        .args(["--upstream", &upstream.1, "--json"])
+        .arg(&file)
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    // The second line of progress: it has run for a while.
+    let lines = BufReader::new(child.stderr.take().expect("piped")).lines();
+    let mut lines = lines.map_while(Result::ok);
+    assert_eq!(
+        lines.next().as_deref(),
+        Some("gateway, steady, round 1 of 1")
+    );
+    let line = lines.next().expect("progress");
+    assert!(
+        line.contains("s  done ") && line.contains("running"),
+        "{line}"
+    );
+    let asked = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(asked.expect("kill").success());
+    let said: Vec<String> = lines.collect();
+    assert_eq!(child.wait().expect("ends").code(), Some(1), "{said:?}");
+    let word = |w: &str| said.iter().any(|l| l.contains(w));
+    assert!(
+        word("FAILED gateway steady: stopped by a signal"),
+        "{said:?}"
+    );
+    let text = std::fs::read_to_string(&file).expect("written");
+    std::fs::remove_file(&file).expect("ours");
+    let document: serde_json::Value = serde_json::from_str(&text).expect("json");
+    let runs = document["runs"].as_array().expect("runs");
+    assert_eq!(runs.len(), 1, "the next one is not begun");
+    assert!(runs[0]["report"]["calls"].as_u64() > Some(0));
+}
+
 #[test]
 fn bad_input_is_said_in_clear_words() {
     for (args, word) in [

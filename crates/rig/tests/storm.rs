@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidegate_rig::load::{Bars, Report};
-use tidegate_rig::storm::{By, Gateway, Plan, Scenario, Source, compare, ratios, storm};
+use tidegate_rig::storm::{
+    By, Gateway, Plan, Scenario, Source, compare, ratios, storm, upstream_at,
+};
 use tidegate_rig::{NaiveProxy, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -268,6 +270,95 @@ async fn a_gateway_that_dies_ends_the_storm_early_and_the_figures_are_kept() {
         "{early}"
     );
     assert!(report.calls > 50 && report.first_event.is_some());
+}
+
+/// Connections are made and requests are read, and that is all.
+#[tokio::test]
+async fn a_gateway_that_never_answers_ends_the_storm_at_its_limit() {
+    let listener = tokio::net::TcpListener::bind(ANY).await.expect("a port");
+    let gateway = Gateway::direct(listener.local_addr().expect("bound"));
+    let plan = Plan {
+        limit: Duration::from_secs(1),
+        ..plan()
+    };
+    let report = storm(&gateway, None, Scenario::Steady, &plan).await;
+    let report = report.expect("begins");
+    let early = report.ended_early.expect("ended early");
+    assert!(early.contains("not done after 1 s (--limit)"), "{early}");
+    assert!(report.attempts > 0 && report.calls == 0);
+}
+
+/// The gateway lives on, and what users saw is kept; what ran is not known.
+#[tokio::test]
+async fn an_upstream_that_dies_is_said_and_the_figures_are_kept() {
+    let served = source();
+    let truth = source();
+    let elsewhere = upstream_at(truth.addr()).await.expect("there");
+    let plan = Plan {
+        tokens: 5,
+        calls: None,
+        ..plan()
+    };
+    let dies = async {
+        loop {
+            if served.truth().await.expect("known").ended_complete > 50 {
+                return drop(truth);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let gateway = Gateway::direct(served.addr());
+    let (report, ()) = tokio::join!(
+        storm(&gateway, Some(&elsewhere), Scenario::Steady, &plan),
+        dies
+    );
+    let report = report.expect("begins");
+    assert!(report.calls > 50 && report.first_event.is_some());
+    assert!(report.truth.is_none() && report.waste.is_none());
+    let said = |word: &str| report.errors.keys().any(|e| e.starts_with(word));
+    assert!(said("the upstream's truth: "), "{:?}", report.errors);
+    let bars = Bars {
+        max_waste_percent: Some(100.0),
+        ..Bars::default()
+    };
+    assert_eq!(report.failures(&bars), ["waste %: not measured, bar 100"]);
+}
+
+/// The scenario that makes it refuse leaves it as it was, also when it runs
+/// elsewhere.
+#[tokio::test]
+async fn an_upstream_elsewhere_gets_its_script_back_and_is_left_with_nothing_running() {
+    let served = Script {
+        name: Some("mine".to_owned()),
+        ..Script::default()
+    };
+    let ours = Source::start(ANY, served).expect("a port");
+    let elsewhere = upstream_at(ours.addr()).await.expect("there");
+    let direct = Gateway::direct(ours.addr());
+    let plan = Plan {
+        calls: Some(20),
+        tokens: 20,
+        slots: 4,
+        ..plan()
+    };
+    let report = ran(&direct, &elsewhere, Scenario::Retry, &plan).await;
+    assert!(report.amplification > Some(1.0));
+    let proxy = NaiveProxy::start(ANY, ours.addr(), 1000)
+        .await
+        .expect("a port");
+    let naive = Gateway::direct(proxy.addr());
+    let plan = Plan {
+        tokens: 2000,
+        ..plan
+    };
+    let report = ran(&naive, &elsewhere, Scenario::Abort, &plan).await;
+    assert_eq!(report.error_count(), 0, "{:?}", report.errors);
+    assert_eq!(report.running_after, Some(20));
+    let end = tokio::time::Instant::now() + Duration::from_secs(5);
+    while ours.truth().await.expect("known").running > 0 {
+        assert!(tokio::time::Instant::now() < end, "it was not cut");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]
