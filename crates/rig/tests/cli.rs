@@ -122,6 +122,42 @@ fn a_storm_leaves_a_table_a_document_and_a_page() {
     std::fs::remove_dir_all(&dir).expect("ours");
 }
 
+/// The bench runs storms through the same turns, on contenders that it starts
+/// itself.
+#[test]
+fn a_bench_writes_its_page() {
+    let file = std::env::temp_dir().join(format!("rig-bench-{}.md", std::process::id()));
+    let output = Command::new(RIG)
+        .args([
+            "bench", "--naive", "--quick", "--only", "steady", "--rounds", "1", "--out",
+        ])
+        .arg(&file)
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let page = std::fs::read_to_string(&file).expect("written");
+    std::fs::remove_file(&file).expect("ours");
+    for word in [
+        "- Load and upstream without a gateway: ",
+        " chunks/s",
+        "- naive: rig ",
+        "## 200 users who read",
+    ] {
+        assert!(page.contains(word), "{word}: {page}");
+    }
+    let row = |name: &str| {
+        let start = format!("| {name} |");
+        let row = page.lines().find(|l| l.starts_with(&start));
+        let cells = row.expect("a row").split('|').map(|c| c.trim().to_owned());
+        cells.collect::<Vec<String>>()
+    };
+    // Name, CPU, two of the first event, delay, TIME_WAIT, errors.
+    let (direct, naive) = (row("direct"), row("naive"));
+    assert_eq!((&*direct[2], &*direct[6], &*direct[7]), ("–", "0", "0"));
+    let waiting: f64 = naive[6].parse().expect("a number");
+    assert!(waiting > 100.0 && naive[7] == "0", "{naive:?}");
+}
+
 /// Whoever has seen enough presses Ctrl-C, and has what was measured until then.
 #[test]
 fn an_interrupted_storm_keeps_what_it_has() {

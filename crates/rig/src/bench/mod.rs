@@ -188,3 +188,23 @@ fn stormy(name: &str, quick: bool) -> Option<(Scenario, StormPlan)> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scenario_is_a_load_or_a_storm_that_makes_sense() {
+        for name in SCENARIOS {
+            let storm = stormy(name, true);
+            assert_eq!(
+                storm.is_none(),
+                matches!(name, "calls" | "streams"),
+                "{name}"
+            );
+            if let Some((scenario, plan)) = storm {
+                assert_eq!(scenario.contradiction(&plan), None, "{name}");
+            }
+        }
+    }
+}
