@@ -28,6 +28,7 @@ mod leave;
 mod lifecycle;
 mod limits;
 mod malformed;
+mod matrix;
 mod memory;
 mod models;
 mod namespace;
