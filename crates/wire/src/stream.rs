@@ -200,17 +200,26 @@ impl StreamScanner {
 
     /// Cuts a chunk that starts between events into runs of whole events.
     fn run_of_events(&mut self) {
-        let chunk = self.chunk.clone();
+        // Taken, not cloned: a clone would make it shared.
+        let mut chunk = std::mem::take(&mut self.chunk);
+        let cut = self.cut(&chunk);
+        chunk.truncate(cut);
+        self.chunk = chunk;
+    }
+
+    /// Says in `ready` how the chunk is to be cut. How much of it is left: the rest is held.
+    fn cut(&mut self, chunk: &[u8]) -> usize {
         let mut run = Ready {
             len: 0,
             facts: Facts::default(),
             whole: true,
         };
-        if self.boundaries.take_lf(&chunk) {
+        if self.boundaries.take_lf(chunk) {
             run.len = 1;
             if self.usage_only_before {
                 run.facts.usage_only = true;
-                return self.ready.push_back(run);
+                self.ready.push_back(run);
+                return chunk.len();
             }
         }
         while let Some(rest) = chunk.get(run.len..).filter(|rest| !rest.is_empty()) {
@@ -218,8 +227,9 @@ impl StreamScanner {
                 if rest.len() <= self.event_bytes {
                     self.held.reserve(rest.len() + HELD_ROOM);
                     self.held.extend_from_slice(rest);
-                    self.chunk.truncate(run.len);
-                    break;
+                    let cut = run.len;
+                    self.ready.extend((cut > 0).then_some(run));
+                    return cut;
                 }
                 self.oversize
                     .insert(Watch::new(self.inspector.first()))
@@ -230,16 +240,18 @@ impl StreamScanner {
                     whole: false,
                 };
                 self.ready.extend((run.len > 0).then_some(run));
-                return self.ready.push_back(start);
+                self.ready.push_back(start);
+                return chunk.len();
             };
             let facts = self.whole_event(rest.get(..len).unwrap_or_default());
             if facts.usage_only || facts.error.is_some() {
                 self.ready.extend((run.len > 0).then_some(run));
-                return self.ready.push_back(Ready {
+                self.ready.push_back(Ready {
                     len,
                     facts,
                     whole: true,
                 });
+                return chunk.len();
             }
             let last = facts.terminal.is_some();
             run.facts.absorb(facts);
@@ -249,6 +261,7 @@ impl StreamScanner {
             }
         }
         self.ready.extend((run.len > 0).then_some(run));
+        chunk.len()
     }
 
     /// Joins the held start of an event with its end, if that has come.

@@ -17,8 +17,10 @@ use super::relay::Relay;
 #[derive(Debug)]
 pub struct OutBody {
     kind: Kind,
-    /// Whose reading it is. The connection is busy with this request until its body is gone.
-    reader: Option<(Active, Arc<Reader>)>,
+    /// The connection is busy with this request until its body is gone.
+    active: Option<Active>,
+    /// Whose reading it is, on HTTP/2. On HTTP/1 the socket tells, and nothing is noted for each frame.
+    reader: Option<Arc<Reader>>,
 }
 
 #[derive(Debug)]
@@ -46,6 +48,7 @@ impl OutBody {
     pub fn whole(bytes: Bytes) -> Self {
         Self {
             kind: Kind::Whole((!bytes.is_empty()).then_some(bytes)),
+            active: None,
             reader: None,
         }
     }
@@ -57,6 +60,7 @@ impl OutBody {
     pub fn relay(relay: Box<Relay>) -> Self {
         Self {
             kind: Kind::Relay(relay),
+            active: None,
             reader: None,
         }
     }
@@ -87,7 +91,8 @@ impl OutBody {
 
     #[must_use]
     pub fn holding(mut self, active: Active, reader: Arc<Reader>) -> Self {
-        self.reader = Some((active, reader));
+        self.reader = active.is_http2().then_some(reader);
+        self.active = Some(active);
         self
     }
 }
@@ -101,8 +106,7 @@ impl Body for OutBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
-        let reader = this.reader.as_ref().map(|(_, reader)| reader);
-        if let Some(reader) = reader {
+        if let Some(reader) = &this.reader {
             reader.asked();
         }
         let polled = match &mut this.kind {
@@ -112,7 +116,7 @@ impl Body for OutBody {
             Kind::Attached(attached) => attached.poll_frame(cx),
             Kind::Broken => Poll::Ready(Some(Err(Broken))),
         };
-        if let (Some(reader), Poll::Ready(Some(Ok(_)))) = (reader, &polled) {
+        if let (Some(reader), Poll::Ready(Some(Ok(_)))) = (&this.reader, &polled) {
             reader.handed();
         }
         polled

@@ -136,6 +136,12 @@ impl Downstream {
 #[derive(Debug)]
 pub struct Active(Arc<Downstream>);
 
+impl Active {
+    pub fn is_http2(&self) -> bool {
+        self.0.http2
+    }
+}
+
 impl Drop for Active {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::Relaxed);

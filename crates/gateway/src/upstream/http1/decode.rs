@@ -1,6 +1,6 @@
 //! A response body: from framed bytes to bytes (RFC 9112 §6 and §7).
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use http::{StatusCode, Version};
 
@@ -9,6 +9,10 @@ use crate::upstream::exchange::Failure;
 
 /// Longest line with a chunk's size and extensions, and longest trailer section.
 const LINE_MAX: usize = 16 * 1024;
+
+/// What is not longer is copied out of the read buffer. A slice of it would make the buffer shared: a count in memory of its own that is
+/// cold for each event of each stream, and a new buffer once the old one is read to its end. A token's event is far shorter.
+const COPIED_MAX: usize = 1024;
 
 /// Where in the framing we are.
 #[derive(Debug, PartialEq, Eq)]
@@ -113,7 +117,12 @@ fn take(unread: &mut BytesMut, left: &mut u64) -> Bytes {
         .unwrap_or(usize::MAX)
         .min(unread.len());
     *left -= take as u64;
-    unread.split_to(take).freeze()
+    if take > COPIED_MAX {
+        return unread.split_to(take).freeze();
+    }
+    let copy = Bytes::copy_from_slice(unread.get(..take).unwrap_or_default());
+    unread.advance(take);
+    copy
 }
 
 enum Between {
@@ -126,11 +135,11 @@ fn between_data(chunk: &Chunk, unread: &mut BytesMut) -> Result<Option<Between>,
     match chunk {
         Chunk::Size => match httparse::parse_chunk_size(unread) {
             Ok(httparse::Status::Complete((line, 0))) => {
-                let _ = unread.split_to(line);
+                unread.advance(line);
                 Ok(Some(Between::Next(Chunk::Trailers)))
             }
             Ok(httparse::Status::Complete((line, size))) => {
-                let _ = unread.split_to(line);
+                unread.advance(line);
                 Ok(Some(Between::Next(Chunk::Data(size))))
             }
             Ok(httparse::Status::Partial) if unread.len() <= LINE_MAX => Ok(None),
@@ -138,7 +147,7 @@ fn between_data(chunk: &Chunk, unread: &mut BytesMut) -> Result<Option<Between>,
         },
         Chunk::DataEnd | Chunk::Data(_) => match unread.get(..2) {
             Some(b"\r\n") => {
-                let _ = unread.split_to(2);
+                unread.advance(2);
                 Ok(Some(Between::Next(Chunk::Size)))
             }
             None if unread.first() == Some(&b'\r') => Ok(None),
@@ -153,11 +162,11 @@ fn trailers(unread: &mut BytesMut) -> Result<Option<Between>, Failure> {
     loop {
         match memchr::memmem::find(unread, b"\r\n") {
             Some(0) => {
-                let _ = unread.split_to(2);
+                unread.advance(2);
                 return Ok(Some(Between::End));
             }
             Some(line) => {
-                let _ = unread.split_to(line + 2);
+                unread.advance(line + 2);
             }
             None if unread.len() <= LINE_MAX => return Ok(None),
             None => return Err(Failure::Malformed("the trailers are too long")),
