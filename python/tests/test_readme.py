@@ -26,5 +26,14 @@ def test_example(number: int) -> None:
             assert done.stdout == "hello\n" and len(server.requests) == 1
 
 
+def test_pip_finds_the_package_from_the_root_too() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    here, root = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["build-system"]
+        for folder in (README.parent, README.parents[1])
+    )
+    assert root == {**here, "backend-path": ["python"]}
+
+
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3

@@ -560,7 +560,8 @@ def test_a_thousand_openai_calls_that_time_out() -> None:
         )
     idle(limiter)
     now = limiter.statistics()
-    assert (now.borrowed_tokens, now.started, now.finished) == (0, len(ends), len(ends))
+    # A call that was left may have had its slot, and no thread yet.
+    assert now.borrowed_tokens == 0 and len(ends) <= now.started == now.finished <= count
 
 
 def _is_socket_to(path: Path, port: int) -> bool:

@@ -147,6 +147,28 @@ def test_real_streams_of_three() -> None:
     assert limiter.statistics().started == 3
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_others_run_while_a_quick_stream_is_read(backend: str) -> None:
+    limiter = tidegate.Limiter(1)
+    steps = 0
+
+    async def other() -> None:
+        nonlocal steps
+        while True:
+            await anyio.sleep(0)
+            steps += 1
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(other)
+            assert [item async for item in limiter.stream(range, 500)] == list(range(500))
+            assert steps > 250
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+    idle(limiter)
+
+
 def test_a_slow_reader_holds_the_thread_back() -> None:
     limiter = tidegate.Limiter(1)
     made = []

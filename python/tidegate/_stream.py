@@ -11,7 +11,7 @@ from inspect import isasyncgenfunction, isawaitable, iscoroutinefunction, unwrap
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tidegate._call import current_call
-from tidegate._waits import settled, when_done
+from tidegate._waits import checkpoint, settled, when_done
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,7 +79,7 @@ class Stream(Generic[T]):
     async def _aread(self) -> AsyncGenerator[T]:
         async with self._ask.slot(self._label):
             source: Any = self._source
-            if not hasattr(source, "__aiter__"):
+            if not _has(source, "__aiter__"):
                 source = source(*self._args, **self._kwargs)
             if isawaitable(source):
                 source = await source
@@ -123,7 +123,7 @@ class Stream(Generic[T]):
 
     def _open(self) -> Iterator[T]:
         source: Any = self._source
-        if not hasattr(source, "__iter__"):
+        if not _has(source, "__iter__"):
             source = source(*self._args, **self._kwargs)
         if hasattr(source, "__aiter__") or isawaitable(source):
             text = "is asynchronous: give stream() the coroutine function itself, or its result"
@@ -134,7 +134,7 @@ class Stream(Generic[T]):
 
     def _is_asynchronous(self) -> bool:
         source: Any = self._source
-        if hasattr(source, "__aiter__"):
+        if _has(source, "__aiter__"):
             return True
         inner = unwrap(source) if callable(source) else source
         return iscoroutinefunction(inner) or isasyncgenfunction(inner)
@@ -164,7 +164,8 @@ class _Channel(Generic[T]):
         return True
 
     async def has_more(self, call: Call[None]) -> bool:
-        """Waits for an item or the end."""
+        """Waits for an item or the end; a checkpoint in any case, as a quick thread would else keep the loop busy."""
+        await checkpoint()
         while True:
             with self._lock:
                 if self._items:
@@ -193,6 +194,11 @@ class _Channel(Generic[T]):
         self._room.release()
         if self.call is not None and not self.call.done():
             self.call.leave()
+
+
+def _has(source: object, method: str) -> bool:
+    """Whether it is read itself, and not what it returns, as with a function or a class."""
+    return hasattr(source, method) and not isinstance(source, type)
 
 
 def _close(items: object) -> None:

@@ -23,6 +23,16 @@ def in_trio() -> bool:
     return trio is not None and trio.lowlevel.in_trio_task()
 
 
+async def checkpoint() -> None:
+    """Lets others run, and a cancellation in."""
+    if in_trio():
+        import trio
+
+        await trio.lowlevel.checkpoint()
+    else:
+        await asyncio.sleep(0)
+
+
 def settled(future: Future[Any], timeout: float | None = None) -> Coroutine[Any, Any, bool]:
     """Waits until `future` is done, at most `timeout` seconds; whether it is.
 
