@@ -45,12 +45,16 @@ impl fmt::Display for Broken {
 impl std::error::Error for Broken {}
 
 impl OutBody {
-    pub fn whole(bytes: Bytes) -> Self {
+    fn of(kind: Kind) -> Self {
         Self {
-            kind: Kind::Whole((!bytes.is_empty()).then_some(bytes)),
+            kind,
             active: None,
             reader: None,
         }
+    }
+
+    pub fn whole(bytes: Bytes) -> Self {
+        Self::of(Kind::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
     pub fn empty() -> Self {
@@ -58,35 +62,22 @@ impl OutBody {
     }
 
     pub fn relay(relay: Box<Relay>) -> Self {
-        Self {
-            kind: Kind::Relay(relay),
-            active: None,
-            reader: None,
-        }
+        Self::of(Kind::Relay(relay))
     }
 
     /// Of a call that a retry can take up.
     pub fn tapped(tapped: Box<Tapped>) -> Self {
-        Self {
-            kind: Kind::Tapped(tapped),
-            reader: None,
-        }
+        Self::of(Kind::Tapped(tapped))
     }
 
     /// Of a retry that has.
     pub fn attached(attached: Box<Attached>) -> Self {
-        Self {
-            kind: Kind::Attached(attached),
-            reader: None,
-        }
+        Self::of(Kind::Attached(attached))
     }
 
     /// For a client whose retry has the answer.
     pub fn broken() -> Self {
-        Self {
-            kind: Kind::Broken,
-            reader: None,
-        }
+        Self::of(Kind::Broken)
     }
 
     #[must_use]
