@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate::config::Attach;
-use tidegate_rig::{RawClient, Script};
+use tidegate_rig::{BodyEnd, RawClient, Script};
 
 use crate::attach::{LONG, answer, endless, graced, left, named, post, post_with, stuck};
 use crate::support::{CANCEL, CHAT, Gate, SOON, gateway, only, stream, upstream};
@@ -249,4 +249,38 @@ async fn a_reload_leaves_what_waits_alone() {
     retry.leave_fin();
     gate.gateway.drain().await;
     gate.settled(&up).await;
+}
+
+/// An answer of a known length that came slowly and was handed on in full has no client that left.
+#[tokio::test]
+async fn a_long_answer_in_one_piece_is_delivered_when_its_last_byte_is() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| graced(c, LONG));
+    let text = "x".repeat(1000);
+    let mut body = stream(json!({"framing": "length",
+        "headers": [["content-type", "application/json"]],
+        "body": {"pieces": [{"text": text, "times": 5, "pause_ms": 150}]}}));
+    body["stream"] = json!(false);
+    let key = named("slow");
+    let mut client = post(&gate, CHAT, &key, &body).await;
+    let (head, text, end) = answer(&mut client).await;
+    assert_eq!((head.status, text.len(), end), (200, 5000, BodyEnd::Clean));
+    assert_eq!(head.header("content-length"), Some("5000"));
+    let first = gate.logged(1).await.remove(0);
+    assert_eq!(first["outcome"], "ok", "{first}");
+    // Left in its middle, it has the same length when it is taken up.
+    let key = named("left");
+    let mut client = post(&gate, CHAT, &key, &body).await;
+    client.final_head().await.expect("head");
+    client.leave_rst().expect("left");
+    let mut retry = post(&gate, CHAT, &key, &body).await;
+    let (head, text, end) = answer(&mut retry).await;
+    assert_eq!((head.status, text.len(), end), (200, 5000, BodyEnd::Clean));
+    assert_eq!(head.header("content-length"), Some("5000"));
+    assert!(head.header("x-tidegate-attached").is_some());
+    gate.settled(&up).await;
+    let lines = gate.logged(3).await;
+    let outcomes: Vec<_> = lines.iter().map(|l| l["outcome"].clone()).collect();
+    assert!(!outcomes.contains(&json!("client_closed")), "{lines:#?}");
+    assert_eq!(gate.metric("attach_bytes", &[]), 0.0);
 }

@@ -16,6 +16,7 @@ use tidegate_rig::{Event, Script};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use crate::attach::{answer, graced, named, post};
 use crate::support::{CANCEL, CHAT, Gate, SOON, gateway, only, slots, stream, upstream, whole};
 
 pub(crate) struct Client {
@@ -45,9 +46,20 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> impl Future<Output = hyper::Result<Response<Incoming>>> + use<> {
+        self.post_named(path, "", body)
+    }
+
+    /// With this idempotency key.
+    fn post_named(
+        &mut self,
+        path: &str,
+        key: &str,
+        body: &Value,
+    ) -> impl Future<Output = hyper::Result<Response<Incoming>>> + use<> {
         let request = Request::post(format!("http://localhost{path}"))
             .version(Version::HTTP_2)
             .header("content-type", "application/json")
+            .header("idempotency-key", key)
             .body(Full::from(body.to_string()))
             .expect("a request");
         self.sender.send_request(request)
@@ -222,4 +234,44 @@ async fn a_stream_ends_with_its_terminal_event() {
     assert!(whole.to_bytes().ends_with(b"data: [DONE]\n\n"));
     gate.settled_with(&up, 0).await;
     assert_eq!(gate.stop()[0]["outcome"], "ok");
+}
+
+/// A stream that was reset, and one that went with its connection, are taken up over another connection of either version.
+#[tokio::test]
+async fn a_retry_takes_up_what_a_reset_stream_left() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| graced(c, Duration::from_secs(600)));
+    let body = stream(json!({"tokens": 9, "stall": {"at": {"event": 4}, "ms": 1500}}));
+    for (n, whole_connection) in [(1, false), (2, true)] {
+        let key = named(&format!("h2 {n}"));
+        let mut client = Client::connect(&gate).await;
+        let waiting = client.post_named(CHAT, &key, &body);
+        let mut response = waiting.await.expect("head");
+        some_bytes(&mut response).await;
+        if whole_connection {
+            client
+                .socket
+                .shutdown(std::net::Shutdown::Both)
+                .expect("a cut");
+        }
+        drop(response);
+        gate.eventually("left", |g| g.metric("abandoned", &[]) == 1.0)
+            .await;
+        let mut other = Client::connect(&gate).await;
+        let response = other.post_named(CHAT, &key, &body).await.expect("head");
+        assert!(response.headers().contains_key("x-tidegate-attached"));
+        if whole_connection {
+            // It leaves in its turn, and the next one comes over HTTP/1.
+            drop(response);
+            let mut third = post(&gate, CHAT, &key, &body).await;
+            let (_, text, end) = answer(&mut third).await;
+            assert!(text.contains("[DONE]") && end.looks_whole(), "{text}");
+        } else {
+            let all = response.into_body().collect().await.expect("a clean end");
+            let text = String::from_utf8(all.to_bytes().to_vec()).expect("text");
+            assert!(text.ends_with("[DONE]\n\n"), "{text}");
+        }
+        assert_eq!(up.truth().calls_begun, n);
+        gate.settled(&up).await;
+    }
 }

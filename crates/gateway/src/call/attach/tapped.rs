@@ -40,6 +40,8 @@ pub struct Tapped {
     relay: Option<Box<Relay>>,
     /// `None`: the tape is full.
     writer: Option<Writer>,
+    /// Bytes that are still to be handed on, where the length is known.
+    rest: Option<u64>,
 }
 
 impl Around {
@@ -71,6 +73,7 @@ pub fn relaying(head: Head, mut relay: Relay, writer: Writer) -> Answer {
     writer.begin(&head, relay.exact_length());
     if writer.who() == Who::First {
         let tapped = Tapped {
+            rest: relay.exact_length(),
             relay: Some(Box::new(relay)),
             writer: Some(writer),
         };
@@ -117,7 +120,20 @@ impl Tapped {
             self.go_on();
             return Poll::Ready(Some(Err(Broken)));
         }
-        let polled = relay.poll_frame(cx);
+        let mut polled = relay.poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            let length = frame.data_ref().map_or(0, Bytes::len) as u64;
+            self.rest = self.rest.map(|rest| rest.saturating_sub(length));
+            if self.rest == Some(0) {
+                // Where the length is known hyper does not ask for the end; it is usually here already.
+                let mut here = Context::from_waker(std::task::Waker::noop());
+                if let Poll::Ready(Some(Err(broken))) = relay.poll_frame(&mut here) {
+                    polled = Poll::Ready(Some(Err(broken)));
+                }
+                relay.no_orphan();
+                self.writer = None;
+            }
+        }
         let Some(writer) = &self.writer else {
             return polled;
         };
