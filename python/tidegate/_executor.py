@@ -91,10 +91,10 @@ class LimitedExecutor(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._over = True
         if cancel_futures:
-            for call in list(self._calls.values()):
+            for call in self._calls.copy().values():
                 if not call.started:
                     call.cancel()
-        while wait and (attended := [call for call in list(self._calls.values()) if not call.left]):
+        while wait and (attended := [call for call in self._calls.copy().values() if not call.left]):
             concurrent.futures.wait(attended, timeout=LOOK_AGAIN)
         super().shutdown(wait=False)
 

@@ -279,7 +279,7 @@ class Limiter(Ask):
 
     def statistics(self) -> _statistics.LimiterStatistics:
         """Every count at one instant."""
-        return _statistics.of(self._ledger.snapshot(), tuple(self._running.values()), self._severed_total)
+        return _statistics.of(self._ledger.snapshot(), tuple(self._running.copy().values()), self._severed_total)
 
     def dump(self) -> str:
         """What runs, and where: each call that holds a slot with its age and the stack of its thread."""
@@ -428,7 +428,7 @@ class Limiter(Ask):
 def limiters() -> list[Limiter]:
     """All that there are, for reports at exit, for tests and for metrics. Not of a WeakSet, which cannot be read while
     another thread makes one."""
-    return [limiter for one in list(_limiters.values()) if (limiter := one()) is not None]
+    return [limiter for one in _limiters.copy().values() if (limiter := one()) is not None]
 
 
 def _after_fork() -> None:
