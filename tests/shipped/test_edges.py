@@ -46,12 +46,12 @@ def runs() -> Iterator[Runs]:
 
 
 @pytest.mark.parametrize(("kind", "name"), HELD)
-def test_it_holds_with_the_file_as_shipped(runs: Runs, kind: str, name: str):
+def test_c136_it_holds_with_the_file_as_shipped(runs: Runs, kind: str, name: str):
     runs.held[kind, name].result()
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=str)
-def test_a_check_fails_without_it(runs: Runs, mutant: Mutant):
+def test_c136_a_check_fails_without_it(runs: Runs, mutant: Mutant):
     error = runs.mutants[str(mutant)].exception()
     assert error, "the check holds without it"
     assert isinstance(error, (AssertionError, Broken, OSError, httpx.HTTPError)), repr(error)

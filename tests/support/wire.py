@@ -11,6 +11,7 @@ has lost so far:
     CABLE delay SECONDS  how much later each frame comes out
     CABLE cut            nothing comes through, and nobody is told; what is on the way is lost
     CABLE mend           it does again
+    CABLE forget         the TCP connections that it has carried are lost from now on, without a word; new ones are not
     CABLE lost           nothing new
 
 Says `ready` when all cables lie. Ends with its standard input. Needs CAP_NET_RAW and CAP_NET_ADMIN in its network
@@ -55,6 +56,16 @@ def opened(name: str) -> socket.socket:
     return end
 
 
+def connection_of(frame: bytes, side: int) -> bytes | None:
+    """The addresses and ports of a TCP connection, `a`'s first, if the frame is of one (RFC 791, RFC 9293)."""
+    ip = frame[14:]
+    if frame[12:14] != b"\x08\x00" or len(ip) < 40 or ip[9] != socket.IPPROTO_TCP:
+        return None
+    tcp = ip[(ip[0] & 15) * 4 :]
+    near, far = ip[12:16] + tcp[:2], ip[16:20] + tcp[2:4]
+    return near + far if side == 0 else far + near
+
+
 class Cable:
     def __init__(self, name: str, chance: random.Random):
         for side in "ab":
@@ -63,6 +74,8 @@ class Cable:
         self.chance = chance
         self.loss = self.delay = 0.0
         self.is_cut = False
+        self.carried: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
         self.on_the_way: list[tuple[float, int, int, bytes]] = []
         self.frames = self.lost = 0
 
@@ -77,8 +90,18 @@ class Cable:
             self.on_the_way.clear()
         elif what == "mend":
             self.is_cut = False
+        elif what == "forget":
+            self.forgotten |= self.carried
+            self.carried.clear()
         elif what != "lost":
             raise ValueError(what)
+
+    def is_forgotten(self, frame: bytes, side: int) -> bool:
+        connection = connection_of(frame, side)
+        if connection is None:
+            return False
+        self.carried.add(connection)
+        return connection in self.forgotten
 
     def take(self, side: int) -> None:
         for _ in range(TURN):
@@ -89,7 +112,7 @@ class Cable:
             # What this program puts out comes in again at the same interface.
             if kind == socket.PACKET_OUTGOING:
                 continue
-            if self.is_cut or self.chance.random() < self.loss:
+            if self.is_cut or self.chance.random() < self.loss or self.is_forgotten(frame, side):
                 self.lost += 1
                 continue
             self.frames += 1

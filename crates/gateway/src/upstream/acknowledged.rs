@@ -1,15 +1,34 @@
-//! How many bytes the other machine has acknowledged: the one question to the kernel that no safe crate asks.
+//! What the kernel knows of the other machine: how many bytes it has acknowledged, and when it was last heard of. The one question that no
+//! safe crate asks.
 
 use std::io;
 use std::mem::{MaybeUninit, offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// Bytes of data sent by us that the peer's kernel has acknowledged, over the life of a connection that we opened.
+pub(super) fn acknowledged(socket: &impl AsFd) -> io::Result<u64> {
+    let (info, length) = tcp_info(socket)?;
+    if length < offset_of!(libc::tcp_info, tcpi_bytes_acked) + size_of::<u64>() {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    // The SYN of the side that opens counts as one.
+    Ok(info.tcpi_bytes_acked.saturating_sub(1))
+}
+
+/// How long nothing has come from the peer's kernel, be it data, an acknowledgement or the answer to a probe.
+pub(super) fn silence(socket: &impl AsFd) -> io::Result<Duration> {
+    let (info, _) = tcp_info(socket)?;
+    let last = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
+    Ok(Duration::from_millis(last.into()))
+}
+
+/// The kernel's answer and how many bytes of it there are.
 #[expect(
     unsafe_code,
-    reason = "one getsockopt; socket2, rustix and nix have no TCP_INFO with this field"
+    reason = "one getsockopt; socket2, rustix and nix have no TCP_INFO with these fields"
 )]
-pub(super) fn acknowledged(socket: &impl AsFd) -> io::Result<u64> {
+fn tcp_info(socket: &impl AsFd) -> io::Result<(libc::tcp_info, usize)> {
     const SIZE: usize = size_of::<libc::tcp_info>();
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = SIZE as libc::socklen_t;
@@ -28,11 +47,7 @@ pub(super) fn acknowledged(socket: &impl AsFd) -> io::Result<u64> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    if (length as usize) < offset_of!(libc::tcp_info, tcpi_bytes_acked) + size_of::<u64>() {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    // The SYN of the side that opens counts as one.
-    Ok(info.tcpi_bytes_acked.saturating_sub(1))
+    Ok((info, length as usize))
 }
 
 #[cfg(test)]

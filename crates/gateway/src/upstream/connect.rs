@@ -9,15 +9,17 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use socket2::{Domain, SockRef, Socket as Socket2, TcpKeepalive, Type};
+use socket2::{Domain, SockRef, Socket as Socket2, Type};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsConnector;
 
-use super::socket::{Socket, UpstreamIo};
+use super::socket::{Socket, UpstreamIo, probes};
 use super::{EndpointState, Upstream};
 use crate::config::{self, HttpVersion};
 
+/// Between the probes of a silent connection.
+pub(super) const PROBE_AGAIN: Duration = Duration::from_secs(5);
 /// How long one address of several is tried before the next one is.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(1_000);
 
@@ -33,11 +35,7 @@ impl TcpOptions {
     pub fn apply(self, tcp: &TcpStream) -> io::Result<()> {
         tcp.set_nodelay(true)?;
         let socket = SockRef::from(tcp);
-        let probes = TcpKeepalive::new()
-            .with_time(self.keep_alive)
-            .with_interval(Duration::from_secs(5))
-            .with_retries(3);
-        socket.set_tcp_keepalive(&probes)?;
+        socket.set_tcp_keepalive(&probes(self.keep_alive, PROBE_AGAIN))?;
         socket.set_tcp_user_timeout(Some(self.user_timeout))
     }
 }

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use super::http1::Http1;
 use super::pool::{STREAMS_PER_CONNECTION, StreamPlace};
 use super::preface::Preface;
-use super::socket::UpstreamIo;
+use super::socket::{Traffic, UpstreamIo};
 use super::upload::{Streamed, UploadError};
 
 /// What is sent upstream: whole, or as it comes from the client.
@@ -139,6 +139,7 @@ fn windows(buffer_bytes: usize) -> (u32, u32) {
 pub struct Http2 {
     pub(super) sender: http2::SendRequest<RequestBody>,
     streams_max: Arc<AtomicUsize>,
+    traffic: Arc<Traffic>,
 }
 
 impl fmt::Debug for Http2 {
@@ -155,11 +156,13 @@ impl Http2 {
     ///
     /// Dropping the future closes the connection.
     pub async fn new(
-        io: UpstreamIo,
+        mut io: UpstreamIo,
         buffer_bytes: usize,
         spawn: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>),
     ) -> io::Result<Self> {
         let (stream_window, connection_window) = windows(buffer_bytes);
+        io.watch_in_use()?;
+        let traffic = Arc::clone(io.traffic());
         let (io, settings) = Preface::new(io);
         let (sender, mut conn) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -192,7 +195,13 @@ impl Http2 {
         Ok(Self {
             sender,
             streams_max,
+            traffic,
         })
+    }
+
+    /// The server's machine has not been heard of for some seconds. It may come back.
+    pub(super) fn is_lost(&self) -> bool {
+        self.traffic.is_lost()
     }
 
     /// How many streams the server allows at once; more would wait inside the connection, unseen.

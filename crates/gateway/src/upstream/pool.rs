@@ -3,6 +3,10 @@
 //! A connection lives on the worker that opened it; how many there may be to an endpoint is counted over all workers by
 //! [`EndpointState::connections`]. None is opened ahead of a call: servers close those (llama.cpp after 5 s). The idle limit is
 //! shorter than the servers' own (4.7–4.8 s measured for uvicorn and llama.cpp), so a connection is hardly ever taken while it is being closed.
+//!
+//! What is on a shelf is probed by the kernel each second. A connection whose other end has forgotten it (a machine that was started again) is
+//! closed within that second, and one that a middlebox has dropped is not used after [`LOST`](super::socket::LOST): a call that is put on a dead
+//! connection waits for its own limit and cannot be moved, as nothing proves that it was not read.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -107,7 +111,7 @@ impl Pool {
         let shelf = shelves.get_mut(&key(endpoint))?;
         let now = Instant::now();
         while let Some(mut idle) = shelf.idle.pop() {
-            if idle.until > now && idle.conn.is_usable() {
+            if idle.until > now && idle.conn.is_usable() && idle.conn.take() {
                 return Some(Checkout::Http1(idle.conn));
             }
         }
@@ -115,7 +119,7 @@ impl Pool {
         let open = shelf
             .shared
             .iter_mut()
-            .find(|s| s.streams() < s.streams_max())?;
+            .find(|s| s.streams() < s.streams_max() && !s.conn.is_lost())?;
         open.idle_since = None;
         let place = StreamPlace::new(open.conn.clone(), &open.use_of, true);
         Some(Checkout::Http2(place))
@@ -177,7 +181,8 @@ impl Pool {
         for shelf in shelves.values_mut() {
             let mut kept = Vec::with_capacity(shelf.idle.len());
             for mut idle in shelf.idle.drain(..) {
-                if idle.until > now && !idle.conn.endpoint.is_wanted() && idle.conn.is_usable() {
+                let wanted = idle.conn.endpoint.is_wanted();
+                if idle.until > now && !wanted && idle.conn.is_usable() && idle.conn.is_there() {
                     kept.push(idle);
                 } else {
                     closed.push(idle);
@@ -211,7 +216,8 @@ impl Shared {
             self.idle_since = None;
         } else {
             let since = *self.idle_since.get_or_insert(now);
-            if now.duration_since(since) >= self.idle || self.endpoint.is_wanted() {
+            let lost = self.conn.is_lost();
+            if lost || now.duration_since(since) >= self.idle || self.endpoint.is_wanted() {
                 return false;
             }
         }

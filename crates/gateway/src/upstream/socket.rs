@@ -2,25 +2,43 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_rustls::client::TlsStream;
 
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::acknowledged::acknowledged;
+use super::acknowledged::{acknowledged, silence};
+use super::connect::PROBE_AGAIN;
+
+/// A connection that a call may be put on is probed this often.
+const WATCHED_EVERY: Duration = Duration::from_secs(1);
+/// One whose other end was not heard of for this long is none that a call is put on: a probe and its repetition have gone unanswered, or
+/// bytes that were sent have.
+pub(super) const LOST: Duration = Duration::from_secs(3);
+
+/// Probes of a connection that has been silent for `time`.
+pub(super) fn probes(time: Duration, again: Duration) -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(time)
+        .with_interval(again)
+        .with_retries(3)
+}
 
 /// What went out on a connection and how the peer ended it, shared by its socket and the exchange on it.
 #[derive(Debug, Default)]
 pub struct Traffic {
     written: AtomicU64,
     end: OnceLock<End>,
+    lost: AtomicBool,
 }
 
 /// The first that was heard of a connection's end.
@@ -36,6 +54,11 @@ impl Traffic {
     /// Bytes that our own kernel took.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
+    }
+
+    /// On a connection that is watched: nothing has been heard of the other end for [`LOST`]. It may come back.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Proof that no server can have read anything that was written after `mark`.
@@ -61,7 +84,15 @@ pub struct Socket {
     tcp: TcpStream,
     traffic: Arc<Traffic>,
     open: Gauge,
+    watch: Option<Watch>,
     _permit: OwnedSemaphorePermit,
+}
+
+/// What a watched connection has to be given back, and the clock of one that carries calls.
+#[derive(Debug)]
+struct Watch {
+    keep_alive: Duration,
+    clock: Option<Pin<Box<Interval>>>,
 }
 
 impl Socket {
@@ -71,12 +102,54 @@ impl Socket {
             tcp,
             traffic: Arc::default(),
             open,
+            watch: None,
             _permit: permit,
         }
     }
 
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
+    }
+
+    /// Has the kernel ask the other machine each second whether it is there, from now on.
+    fn watch(&mut self, clock: Option<Pin<Box<Interval>>>) -> io::Result<()> {
+        let socket = SockRef::from(&self.tcp);
+        let keep_alive = socket.tcp_keepalive_time()?;
+        socket.set_tcp_keepalive(&probes(WATCHED_EVERY, WATCHED_EVERY))?;
+        self.watch = Some(Watch { keep_alive, clock });
+        Ok(())
+    }
+
+    /// Whether the other end of an idle connection was heard of lately; it is watched from the first look on.
+    fn is_there(&mut self) -> bool {
+        if self.watch.is_none() {
+            return self.watch(None).is_ok();
+        }
+        silence(&self.tcp).is_ok_and(|silence| silence < LOST)
+    }
+
+    /// A call has it: its silence is the server's, and has the limits of the configuration.
+    fn unwatch(&mut self) -> bool {
+        let Some(watch) = self.watch.take() else {
+            return true;
+        };
+        let probes = probes(watch.keep_alive, PROBE_AGAIN);
+        SockRef::from(&self.tcp).set_tcp_keepalive(&probes).is_ok()
+    }
+
+    /// Looks each second, while calls are on it, how long the other end has been silent.
+    fn look(&mut self, cx: &mut Context<'_>) {
+        let Some(clock) = self.watch.as_mut().and_then(|w| w.clock.as_mut()) else {
+            return;
+        };
+        let mut due = false;
+        while clock.poll_tick(cx).is_ready() {
+            due = true;
+        }
+        if due {
+            let lost = silence(&self.tcp).is_ok_and(|silence| silence >= LOST);
+            self.traffic.lost.store(lost, Ordering::Relaxed);
+        }
     }
 
     /// Keeps the first sign of an end: the kernel reports it once and says something vaguer afterwards.
@@ -107,7 +180,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // Fails only on a socket that is gone already.
-        let _ = SockRef::from(&self.tcp).set_linger(Some(std::time::Duration::ZERO));
+        let _ = SockRef::from(&self.tcp).set_linger(Some(Duration::ZERO));
         self.open.dec();
     }
 }
@@ -120,6 +193,9 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.tcp).poll_read(cx, buf);
+        if self.watch.is_some() {
+            self.look(cx);
+        }
         match &polled {
             Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
                 self.heard(Ok(()));
@@ -196,6 +272,30 @@ pub enum UpstreamIo {
 }
 
 impl UpstreamIo {
+    fn socket(&mut self) -> &mut Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(tls) => tls.get_mut().0,
+        }
+    }
+
+    /// See [`Traffic::is_lost`]: the connection is looked after for as long as it is read from.
+    pub fn watch_in_use(&mut self) -> io::Result<()> {
+        let mut clock = interval(WATCHED_EVERY);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.socket().watch(Some(Box::pin(clock)))
+    }
+
+    /// Whether the other end of an idle connection is there, as far as its machine has answered probes. Asked some times a second.
+    pub fn is_there(&mut self) -> bool {
+        self.socket().is_there()
+    }
+
+    /// The connection is idle no more.
+    pub fn unwatch(&mut self) -> bool {
+        self.socket().unwatch()
+    }
+
     pub fn traffic(&self) -> &Arc<Traffic> {
         match self {
             Self::Plain(socket) => socket.traffic(),

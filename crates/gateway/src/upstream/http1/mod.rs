@@ -117,6 +117,16 @@ impl Http1 {
         Pin::new(&mut look).poll(&mut cx).is_pending()
     }
 
+    /// Whether the server's machine still answers. Asked of an idle connection some times a second.
+    pub fn is_there(&mut self) -> bool {
+        self.io.is_there()
+    }
+
+    /// It is idle no more: a call is put on it.
+    pub fn take(&mut self) -> bool {
+        self.io.unwatch()
+    }
+
     /// Sends the request and waits for the head of its answer. Interim answers are skipped. The answer may come before the request is sent
     /// completely; the rest is then sent while the body is read.
     ///

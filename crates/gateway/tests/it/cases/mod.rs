@@ -15,5 +15,6 @@ mod process;
 mod readers;
 mod repeats;
 mod room;
+mod shares;
 pub(crate) mod stage;
 mod waits;

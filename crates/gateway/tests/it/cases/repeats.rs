@@ -234,3 +234,55 @@ async fn c59_a_port_that_refuses_is_what_leaves_an_endpoint_out() {
         assert_eq!(gate.metric("endpoint_ejected", &[]), 1.0, "{one}");
     }
 }
+
+/// A server that is overloaded gets what its clients send and nothing on top of it, and all of its service is back with the first call that it
+/// takes: nothing here holds clients off that could be late to let them in again.
+#[tokio::test]
+async fn c61_an_outage_is_not_made_worse_and_ends_at_once() {
+    const CLIENTS: usize = 100;
+    on_each(
+        |c| room_for(c, 16),
+        async |stage: &Stage| {
+            let overload = r#"{"status": 529, "retry_after": "3"}"#;
+            stage
+                .up
+                .set_default(Script::from_json(overload).expect("a script"));
+            let mut lanes = Vec::new();
+            for _ in 0..4 {
+                lanes.push(stage.caller().await);
+            }
+            for n in 0..CLIENTS / lanes.len() {
+                for (lane, caller) in lanes.iter_mut().enumerate() {
+                    let ask = if n % 2 == 0 { stream } else { whole };
+                    caller.post(STREAMS[lane], &ask(json!({}))).await;
+                }
+                for caller in &mut lanes {
+                    let (head, _) = caller.answer().await;
+                    let says = (head.status, head.header("retry-after"));
+                    assert_eq!(
+                        says,
+                        (529, Some("3")),
+                        "{stage}: what the server says of itself"
+                    );
+                }
+            }
+            assert_eq!(
+                stage.up.truth().calls_begun as usize,
+                CLIENTS,
+                "{stage}: each was sent once"
+            );
+            stage.up.set_default(Script::default());
+            for (lane, caller) in lanes.iter_mut().enumerate() {
+                caller
+                    .post(STREAMS[lane], &stream(json!({"tokens": 2})))
+                    .await;
+                caller.accepted().await;
+                assert!(
+                    caller.rest().await.whole,
+                    "{stage}: full service with the first call"
+                );
+            }
+        },
+    )
+    .await;
+}

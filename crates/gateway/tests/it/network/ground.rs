@@ -293,6 +293,11 @@ impl Net {
         self.wire.tell(cable, "mend");
     }
 
+    /// The connections that it has carried so far are dead from now on, without a word, as behind a middlebox that drops them; new ones are not.
+    pub(crate) fn forget(&mut self, cable: Cable) {
+        self.wire.tell(cable, "forget");
+    }
+
     /// Frames that this cable has lost so far.
     pub(crate) fn lost(&mut self, cable: Cable) -> u64 {
         self.wire.tell(cable, "lost")

@@ -3,6 +3,7 @@
 
 pub(crate) mod ground;
 
+mod forgotten;
 mod lossy;
 mod partition;
 mod rebooted;
