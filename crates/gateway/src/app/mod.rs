@@ -8,13 +8,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::admin;
 use crate::auth::Keys;
 use crate::call::attach::Orphans;
 use crate::call::confirm::Inquiries;
+use crate::call::listing::LISTS_AT_ONCE;
 use crate::call::retried::Retried;
 use crate::call::table::Table;
 use crate::call::upload::BodyBudget;
@@ -24,6 +25,7 @@ use crate::front::Front;
 use crate::serve::{self, connection, guard, tls, worker};
 use crate::signal::Signal;
 use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::journal::{Journal, JournalError};
 use crate::telemetry::lines::Writer;
 use crate::telemetry::metrics::{Metrics, ResultLabel};
 use crate::upstream::connect::TcpOptions;
@@ -31,6 +33,7 @@ use crate::upstream::pool::Pool;
 use crate::upstream::registry::{BuildError, Registry};
 
 mod descriptors;
+mod journal;
 mod restart;
 
 /// After the cut, streams have this long to take their last event; and so has, after the end, whoever reads the logs.
@@ -59,6 +62,7 @@ pub enum StartError {
     },
     Tls(tls::TlsError),
     Build(BuildError),
+    Journal(JournalError),
     Thread(io::Error),
 }
 
@@ -83,6 +87,7 @@ impl fmt::Display for StartError {
             ),
             Self::Tls(error) => error.fmt(f),
             Self::Build(error) => error.fmt(f),
+            Self::Journal(error) => error.fmt(f),
             Self::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
     }
@@ -123,6 +128,7 @@ pub struct Gateway {
     signals: Signals,
     control: Option<JoinHandle<()>>,
     log_writer: Option<Writer>,
+    journal: Option<Journal>,
 }
 
 /// The steps of an orderly end, in their order.
@@ -170,7 +176,7 @@ impl Gateway {
         check_open_door(data_addr, &config)?;
         let generation = generation(&registry, config, 1)?;
         metrics.config_generation.set(1);
-        let (access_log, log_writer) = open_log(&generation.config, &metrics, log_to);
+        let (access_log, log_writer, journal) = open_log(&generation, &metrics, log_to)?;
         let signals = Signals::default();
         let tasks = TaskTracker::new();
         let settings = Arc::new(settings(
@@ -185,15 +191,14 @@ impl Gateway {
         let table = Table::new(workers_max);
         let caller = Arc::new(Caller {
             table: table.clone(),
+            journal: journal.clone(),
             retried: Retried::default(),
             orphans: Orphans::new(&metrics, signals.drain.clone()),
             generations: running.clone(),
             metrics: Arc::clone(&metrics),
             access_log,
             bodies: Arc::new(BodyBudget::new(metrics.request_bodies_bytes.clone())),
-            listings: Arc::new(tokio::sync::Semaphore::new(
-                crate::call::listing::LISTS_AT_ONCE,
-            )),
+            listings: Arc::new(Semaphore::new(LISTS_AT_ONCE)),
             cut: signals.cut.clone(),
         });
         let workers = workers(&caller, &settings, &tasks).map_err(StartError::Thread)?;
@@ -224,6 +229,7 @@ impl Gateway {
             signals,
             control: Some(control),
             log_writer,
+            journal,
         })
     }
 
@@ -334,6 +340,9 @@ impl Gateway {
             // Its reader may have stopped; lines are not worth a process that does not end.
             writer.flush(LAST_WORDS);
         }
+        if let Some(journal) = self.journal.take() {
+            journal.finish();
+        }
     }
 }
 
@@ -349,15 +358,17 @@ fn load_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, StartE
 }
 
 fn open_log(
-    config: &Config,
+    generation: &Generation,
     metrics: &Metrics,
     log_to: impl io::Write + Send + 'static,
-) -> (AccessLog, Option<Writer>) {
-    if !config.log.access {
-        return (AccessLog::off(), None);
+) -> Result<(AccessLog, Option<Writer>, Option<Journal>), StartError> {
+    if !generation.config.log.access {
+        return Ok((AccessLog::off(), None, None));
     }
+    let found = journal::open(&generation.config, metrics)?;
     let (log, writer) = AccessLog::start(log_to, metrics.access_log_dropped.clone());
-    (log, Some(writer))
+    let journal = found.map(|found| journal::report(found, generation, &log, metrics));
+    Ok((log, Some(writer), journal))
 }
 
 /// The data socket and, unless it is off, the admin socket.

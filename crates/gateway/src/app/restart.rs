@@ -59,15 +59,17 @@ fn of_server(started: &Server, new: &Server) -> Vec<(bool, &'static str)> {
     ]
 }
 
-fn of_log(started: &Log, new: &Log) -> [(bool, &'static str); 3] {
+fn of_log(started: &Log, new: &Log) -> [(bool, &'static str); 4] {
     let Log {
         format,
         level,
         access,
+        journal,
     } = started;
     [
         (*format != new.format, "log.format"),
         (*level != new.level, "log.level"),
         (*access != new.access, "log.access"),
+        (*journal != new.journal, "log.journal"),
     ]
 }

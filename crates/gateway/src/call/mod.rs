@@ -21,6 +21,7 @@ use crate::auth::{Keys, Principal};
 use crate::config::{Config, Timeouts};
 use crate::signal::Signal;
 use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::Upstream;
 use crate::upstream::connect::TcpOptions;
@@ -89,6 +90,8 @@ pub struct Caller {
     pub bodies: Arc<BodyBudget>,
     /// The calls in flight.
     pub table: Table,
+    /// What is left of the calls if the process is killed.
+    pub journal: Option<Journal>,
     /// Abandoned calls, to know their retries by.
     pub retried: Retried,
     /// Calls that their client's retry can take up.

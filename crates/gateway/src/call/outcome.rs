@@ -85,6 +85,8 @@ pub enum Outcome {
     Drained,
     /// A defect of ours.
     Internal,
+    /// The process that had the call was killed; what became of it is not known.
+    Lost,
 }
 
 impl Outcome {
@@ -103,6 +105,7 @@ impl Outcome {
             Self::Attached => "attached",
             Self::Drained => "drained",
             Self::Internal => "internal",
+            Self::Lost => "lost",
         }
     }
 }
@@ -116,6 +119,8 @@ pub enum WaitEnd {
     Stalled,
     /// The answer was cut off with an error.
     Failed,
+    /// The gateway was killed.
+    Unknown,
 }
 
 impl WaitEnd {
@@ -125,6 +130,7 @@ impl WaitEnd {
             Self::Left => "left",
             Self::Stalled => "stalled",
             Self::Failed => "failed",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -140,6 +146,8 @@ pub enum WorkEnd {
     Cancelled,
     /// The server or the connection failed.
     Failed,
+    /// The gateway was killed.
+    Unknown,
 }
 
 impl WorkEnd {
@@ -149,6 +157,7 @@ impl WorkEnd {
             Self::Complete => "complete",
             Self::Cancelled => "cancelled",
             Self::Failed => "failed",
+            Self::Unknown => "unknown",
         }
     }
 }

@@ -32,6 +32,8 @@ struct Sums {
     abandoned: u64,
     /// Calls that try an abandoned one again.
     retries: u64,
+    /// Calls whose process was killed: nobody knows what became of them.
+    lost: u64,
     output_tokens: u64,
     wasted_tokens: u64,
     /// Abandoned calls of which nobody knows what they generated.
@@ -137,6 +139,7 @@ fn add(sums: &mut BTreeMap<[String; 3], Sums>, call: &Value) {
         Some("left" | "stalled")
     ));
     row.retries += u64::from(call["retry_of"].is_string());
+    row.lost += u64::from(call["outcome"] == "lost");
     row.output_tokens += count("output_tokens");
     row.wasted_tokens += count("wasted_tokens");
     row.waste_unknown += u64::from(call["waste"] == "unknown");
@@ -153,6 +156,7 @@ fn table(rows: &[Row]) -> String {
             "CALLS",
             "ABANDONED",
             "RETRIES",
+            "LOST",
             "TOKENS",
             "WASTED",
             "UNKNOWN",
@@ -171,6 +175,7 @@ fn table(rows: &[Row]) -> String {
             s.calls.to_string(),
             s.abandoned.to_string(),
             s.retries.to_string(),
+            s.lost.to_string(),
             s.output_tokens.to_string(),
             s.wasted_tokens.to_string(),
             s.waste_unknown.to_string(),
@@ -195,6 +200,7 @@ mod tests {
 {"model":"a","upstream":"u","principal":"k","wait_end":"left","output_tokens":10,"wasted_tokens":4,"waste":"reported","wasted_ms":1500.000,"wasted_money":0.25}
 {"model":"a","upstream":"u","principal":"k","wait_end":"left","waste":"unknown","wasted_ms":2000.000,"retry_of":"req_1"}
 not a line
+{"model":"a","upstream":"u","principal":"k","outcome":"lost","wait_end":"unknown","work_end":"unknown","usage":"unknown"}
 {"model":"b","upstream":"u","principal":"k","wait_end":"stalled","output_tokens":9,"wasted_tokens":9,"waste":"counted"}
 "#;
         let told = of(log, true);
@@ -203,7 +209,8 @@ not a line
         assert_eq!(value["rows"][0]["model"], "b", "the most wasted first");
         let a = &value["rows"][1];
         for (name, is) in [
-            ("calls", 3),
+            ("calls", 4),
+            ("lost", 1),
             ("abandoned", 2),
             ("retries", 1),
             ("output_tokens", 20),

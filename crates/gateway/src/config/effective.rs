@@ -57,15 +57,7 @@ pub fn toml(loaded: &Loaded) -> String {
     let Cors { origins } = cors;
     page.section("[cors]");
     page.line("origins", "cors.origins", list(origins));
-    let Log {
-        format,
-        level,
-        access,
-    } = log;
-    page.section("[log]");
-    page.line("format", "log.format", name(format));
-    page.line("level", "log.level", name(level));
-    page.line("access", "log.access", access);
+    page.log(log);
     if !prices.is_empty() {
         page.section("[prices]");
     }
@@ -127,6 +119,22 @@ impl Page<'_> {
         self.text
             .write_fmt(text)
             .expect("a String takes every text");
+    }
+
+    fn log(&mut self, log: &Log) {
+        let Log {
+            format,
+            level,
+            access,
+            journal,
+        } = log;
+        self.section("[log]");
+        self.line("format", "log.format", name(format));
+        self.line("level", "log.level", name(level));
+        self.line("access", "log.access", access);
+        if let Some(journal) = journal {
+            self.line("journal", "log.journal", quoted(journal.display()));
+        }
     }
 
     fn server(&mut self, server: &Server) {

@@ -173,6 +173,10 @@ pub struct Log {
     pub level: Level,
     /// One JSON line per call on standard output.
     pub access: bool,
+    /// File in which the calls in flight stand, 512 bytes each, so that one that is cut off by the end of the process (killed, out of
+    /// memory) has its line after the next start. Each gateway needs one of its own; it is made if it is not there. None: such calls leave
+    /// no line.
+    pub journal: Option<String>,
 }
 
 /// A client key, in exactly one of three forms.
@@ -414,6 +418,7 @@ impl Default for Log {
             format: LogFormat::Text,
             level: Level::Info,
             access: true,
+            journal: None,
         }
     }
 }

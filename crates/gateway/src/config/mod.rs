@@ -145,6 +145,8 @@ pub struct Log {
     pub level: Level,
     /// One line per call on standard output. Default on.
     pub access: bool,
+    /// Where the calls in flight are noted, in case that the process is killed.
+    pub journal: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

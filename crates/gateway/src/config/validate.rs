@@ -32,7 +32,7 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
     Config {
         limits,
         cors: cors(&file.cors, findings),
-        log: Log::from(&file.log),
+        log: log(&file.log, findings),
         prices: prices(&file.prices, findings),
         unknown_models: file
             .unknown_models
@@ -339,6 +339,23 @@ fn cors(written: &file::Cors, findings: &mut Findings) -> Cors {
     }
 }
 
+fn log(written: &file::Log, findings: &mut Findings) -> Log {
+    let at = "log.journal";
+    let name = written.journal.as_ref();
+    if name.is_some() && !written.access {
+        let what = "is of no use where log.access is false";
+        findings.wrong(at, what, "leave it out, or write access = true");
+    }
+    if name.is_some_and(String::is_empty) {
+        let help = "write a path such as \"/var/lib/tidegate/calls\", or leave it out";
+        findings.wrong(at, "is empty", help);
+    }
+    Log {
+        journal: name.map(|name| findings.resolve(at, name)),
+        ..Log::from(written)
+    }
+}
+
 /// A name that is safe in logs and metric labels.
 pub(super) fn name(name: &str, path: &str, findings: &mut Findings) -> bool {
     let valid = (1..=64).contains(&name.len())
@@ -422,6 +439,7 @@ impl From<&file::Log> for Log {
             format: w.format,
             level: w.level,
             access: w.access,
+            journal: None,
         }
     }
 }

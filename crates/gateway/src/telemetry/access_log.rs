@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use prometheus_client::metrics::counter::Counter;
 
+use super::journal::Place;
 use super::json;
 use super::lines::{Lines, Writer};
 
@@ -80,6 +81,29 @@ pub struct Line<'a> {
     pub generation: u64,
 }
 
+/// The line of a call whose process was killed: what the journal holds of it, and that neither of its ends is known.
+#[derive(Debug)]
+pub struct LostLine<'a> {
+    /// When it began.
+    pub time: SystemTime,
+    pub id: &'a str,
+    pub principal: &'a str,
+    pub model: Option<&'a str>,
+    pub upstream: Option<&'a str>,
+    pub endpoint: Option<&'a str>,
+    pub outcome: &'static str,
+    pub wait_end: &'static str,
+    pub work_end: &'static str,
+    pub end_known: Option<&'static str>,
+    pub usage: &'static str,
+}
+
+impl LostLine<'_> {
+    fn write(&self, out: &mut Vec<u8>) {
+        json::object!(out, self, { time, id, principal, model, upstream, endpoint, outcome, wait_end, work_end, end_known, usage });
+    }
+}
+
 /// The moments between the ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
@@ -135,12 +159,22 @@ impl AccessLog {
         self.lines.is_some()
     }
 
-    pub fn write(&self, line: &Line<'_>) {
+    /// `place`: the call's own in the journal, which it keeps until the line is written.
+    pub fn write(&self, line: &Line<'_>, place: Option<Place>) {
+        self.push(|text| line.write(text), place);
+    }
+
+    /// The line of a call that an earlier process left in its journal.
+    pub fn write_lost(&self, lost: &LostLine<'_>, place: Place) {
+        self.push(|text| lost.write(text), Some(place));
+    }
+
+    fn push(&self, write: impl FnOnce(&mut Vec<u8>), place: Option<Place>) {
         let Some(lines) = &self.lines else { return };
         let mut text = Vec::with_capacity(1024);
-        line.write(&mut text);
+        write(&mut text);
         text.push(b'\n');
-        if !lines.push(&text) {
+        if !lines.push(&text, place) {
             self.dropped.inc();
         }
     }
@@ -243,10 +277,11 @@ mod tests {
         let memory = Memory::default();
         let (log, writer) = AccessLog::start(memory.clone(), Counter::default());
         for i in 0..1000 {
-            log.write(&Line {
+            let line = Line {
                 request_bytes: i,
                 ..line("/")
-            });
+            };
+            log.write(&line, None);
         }
         assert!(writer.flush(Duration::from_secs(10)));
         let text = memory.text();
@@ -275,7 +310,7 @@ mod tests {
         let (log, writer) = AccessLog::start(Stuck(stuck), dropped.clone());
         let path = "x".repeat(1_000_000);
         for _ in 0..40 {
-            log.write(&line(&path));
+            log.write(&line(&path), None);
         }
         assert!(
             dropped.get() >= 8,

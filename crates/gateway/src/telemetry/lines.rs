@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 
+use super::journal::Place;
+
 /// How long lines are gathered before they are written.
 const GATHER: Duration = Duration::from_millis(50);
 /// From this much on the writer is called at once.
@@ -43,6 +45,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Buffer {
     bytes: Vec<u8>,
+    /// Given back when the lines are written.
+    places: Vec<Place>,
     /// The writer waits without a limit: it must be woken.
     asleep: bool,
     /// A batch is on its way.
@@ -87,15 +91,16 @@ impl Lines {
         (Self(Arc::new(handle)), Writer(shared))
     }
 
-    /// Takes a whole line, or says that there is no room for it.
+    /// Takes a whole line, or says that there is no room for it. The line's call keeps its `place` in the journal until it is written.
     #[must_use]
-    pub fn push(&self, line: &[u8]) -> bool {
+    pub fn push(&self, line: &[u8], place: Option<Place>) -> bool {
         let mut buffer = self.0.shared.lock();
         let before = buffer.bytes.len();
         if before + line.len() > self.0.room {
             return false;
         }
         buffer.bytes.extend_from_slice(line);
+        buffer.places.extend(place);
         let urgent = buffer.bytes.len() >= URGENT_BYTES && before < URGENT_BYTES;
         let wake = std::mem::replace(&mut buffer.asleep, false) || urgent;
         drop(buffer);
@@ -109,6 +114,7 @@ impl Lines {
 /// The writer's life: sleep until there is something, gather for a moment, write it in one go.
 fn write_all(shared: &Shared, mut out: impl Write, lost: &Counter) {
     let mut batch = Vec::new();
+    let mut places = Vec::new();
     loop {
         let mut buffer = shared.lock();
         buffer.writing = false;
@@ -132,12 +138,14 @@ fn write_all(shared: &Shared, mut out: impl Write, lost: &Counter) {
                 .0;
         }
         std::mem::swap(&mut batch, &mut buffer.bytes);
+        std::mem::swap(&mut places, &mut buffer.places);
         buffer.writing = true;
         drop(buffer);
         // A closed pipe must not end the gateway: the lines are lost, as they would be without us.
         if out.write_all(&batch).and_then(|()| out.flush()).is_err() {
             lost.inc_by(memchr::memchr_iter(b'\n', &batch).count() as u64);
         }
+        places.clear();
         batch.clear();
         batch.shrink_to(URGENT_BYTES);
     }
@@ -174,7 +182,7 @@ mod tests {
         let (unread, pipe) = io::pipe().expect("a pipe");
         let (lines, writer) = Lines::start("test", 100_000, Counter::default(), pipe);
         let line = [b'x'; 10_000];
-        let taken = (0..100).filter(|_| lines.push(&line)).count();
+        let taken = (0..100).filter(|_| lines.push(&line, None)).count();
         assert!((10..=30).contains(&taken), "{taken}");
         assert!(!writer.flush(Duration::from_millis(100)));
         drop(unread);

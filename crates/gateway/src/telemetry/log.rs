@@ -32,7 +32,7 @@ struct Entry(&'static Lines);
 
 impl Write for Entry {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if !self.0.push(line) {
+        if !self.0.push(line, None) {
             DROPPED.inc();
         }
         Ok(line.len())
@@ -81,7 +81,7 @@ pub fn last_words(text: &str, limit: Duration) -> bool {
     let Some((lines, writer)) = LOG.get() else {
         return false;
     };
-    if !lines.push(text.as_bytes()) {
+    if !lines.push(text.as_bytes(), None) {
         DROPPED.inc();
     }
     writer.flush(limit);

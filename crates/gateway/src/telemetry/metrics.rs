@@ -160,6 +160,7 @@ pub struct Metrics {
     pub loop_lag_seconds: Family<WorkerLabel, Histogram, Seconds>,
     pub access_log_dropped: Counter,
     pub log_dropped: Counter,
+    pub journal_missed: Counter,
     pub config_generation: Gauge,
     pub config_reloads: Family<ResultLabel, Counter>,
     pub draining: Gauge,
@@ -402,6 +403,12 @@ impl Metrics {
                 r,
                 "access_log_dropped",
                 "Access-log lines lost because the writer was too slow",
+                Counter::default(),
+            ),
+            journal_missed: add(
+                r,
+                "journal_missed",
+                "Records of calls that the journal could not take: it is full, or its disk is",
                 Counter::default(),
             ),
             log_dropped: add(

@@ -3,6 +3,7 @@
 //! Metric names live in [`metrics`] only. Nothing here ever receives a prompt, an answer or a key.
 
 pub mod access_log;
+pub mod journal;
 mod json;
 mod limiters;
 pub mod lines;

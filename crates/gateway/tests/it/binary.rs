@@ -102,6 +102,12 @@ impl Program {
         assert!(status.expect("kill").success());
     }
 
+    /// Kills it and waits until it is gone.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("waited");
+    }
+
     pub(crate) async fn exit(&mut self) -> i32 {
         let end = tokio::time::Instant::now() + SOON;
         loop {

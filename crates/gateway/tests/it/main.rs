@@ -24,6 +24,7 @@ mod graces;
 mod h2;
 mod heartbeats;
 mod http2;
+mod journal;
 mod leave;
 mod lifecycle;
 mod limits;

@@ -49,6 +49,7 @@ impl Record {
             WorkEnd::Cancelled => EndKnown::Settled,
             WorkEnd::Failed if !self.kept.is_zero() => EndKnown::Settled,
             WorkEnd::Complete | WorkEnd::Failed => EndKnown::Seen,
+            WorkEnd::Unknown => EndKnown::Unknown,
         };
         Some(self.known.unwrap_or(plain).name())
     }

@@ -18,6 +18,7 @@ use super::upload::Upload;
 use super::{Ask, Caller, Generation, ModelIn, RouteFacts, Worker, aftermath};
 use crate::auth::Principal;
 use crate::telemetry::access_log::{AccessLog, Line, Times};
+use crate::telemetry::journal::Place;
 use crate::telemetry::metrics::{Metrics, TierLabels, UpstreamLabel, UpstreamMetrics};
 use crate::upstream::route::Target;
 use crate::usage::Meter;
@@ -25,6 +26,7 @@ use crate::usage::Meter;
 mod attaching;
 mod books;
 mod kept;
+pub mod lost;
 
 use attaching::Away;
 
@@ -38,6 +40,8 @@ pub struct Record {
     /// The upstream's own families, once the call is routed.
     upstream: Option<Arc<UpstreamMetrics>>,
     log: AccessLog,
+    /// Its record in the journal, until its line is written.
+    place: Option<Place>,
     /// Its place among the calls in flight, until its slot is given back.
     listed: Option<Listed>,
     began: Instant,
@@ -139,6 +143,7 @@ impl Record {
         let own_id = ask.own_id.clone();
         record.generation = Some(Arc::clone(&ask.generation));
         record.listed = Some(caller.table.begin(worker.id, &ask.id, own_id, is));
+        record.begin_note(caller.journal.as_ref());
         record
     }
 
@@ -152,6 +157,7 @@ impl Record {
             metrics: Arc::clone(metrics),
             upstream: None,
             log,
+            place: None,
             listed: None,
             began: now,
             began_at: SystemTime::now(),
@@ -340,6 +346,7 @@ impl Record {
             self.model = peek.model.as_deref().map(|m| shown(m).to_owned());
             self.stream = peek.stream;
         }
+        self.note();
     }
 
     /// The one fact needed when somebody asks for a model that is not here.
@@ -365,6 +372,7 @@ impl Record {
     /// The request goes out, now that [`Phase::WaitingHead`] has begun.
     pub fn sent(&mut self) {
         self.worked = true;
+        self.note();
         self.times.sent_ms = Some(self.phase_since.duration_since(self.began));
     }
 
@@ -502,10 +510,7 @@ impl Record {
     /// Writes the record; later calls change nothing. Where the slot is kept until the server shows that the work has ended, it is written
     /// then.
     pub fn settle(&mut self) {
-        if self.settled {
-            return;
-        }
-        if self.hand_on() {
+        if self.settled || self.hand_on() {
             return;
         }
         self.settled = true;
@@ -531,7 +536,7 @@ impl Record {
             return;
         }
         let who = &self.who;
-        self.log.write(&Line {
+        let line = Line {
             time: self.began_at,
             id: &who.id,
             principal: who.principal.name(),
@@ -572,7 +577,8 @@ impl Record {
             output_tokens: used.usage.output,
             usage: used.source.as_str(),
             generation: who.generation,
-        });
+        };
+        self.log.write(&line, self.place.take());
     }
 }
 

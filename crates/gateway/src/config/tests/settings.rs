@@ -85,7 +85,8 @@ fn a_full_file_says_what_it_says() {
         Log {
             format: LogFormat::Json,
             level: Level::Debug,
-            access: false
+            access: false,
+            journal: None,
         }
     );
     let [gpu, cloud] = &config.upstreams[..] else {
@@ -385,6 +386,24 @@ fn a_grace_for_retries_is_the_operators_choice() {
     let much = loaded(&format!("{text}\nattach.bytes = \"65MiB\""));
     let warned = much.warnings[0].to_string();
     assert!(warned.contains("more than limits.attach_total (64MiB)"));
+}
+
+#[test]
+fn a_journal_has_a_path_and_a_log_to_tell_of_it() {
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    let said = refused(&format!("[log]\njournal = \"\"\n{upstream}"));
+    assert!(said.contains("log.journal: is empty"), "{said}");
+    let silent = format!("[log]\naccess = false\njournal = \"calls\"\n{upstream}");
+    let said = refused(&silent);
+    assert!(
+        said.contains("is of no use where log.access is false"),
+        "{said}"
+    );
+    let all = loaded(&format!("[log]\njournal = \"calls\"\n{upstream}"));
+    let path = all.config.log.journal.clone().unwrap();
+    assert!(path.ends_with("calls"));
+    let printed = effective::toml(&all);
+    assert!(printed.contains("journal = \""), "{printed}");
 }
 
 /// Bounds of zero, bounds that nothing obeys, contracts that say two things.

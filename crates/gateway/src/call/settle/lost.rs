@@ -1,0 +1,79 @@
+//! Calls and the journal: what is noted of one, and the record of one whose process was killed.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tidegate_wire::UsageSource;
+
+use super::Record;
+use crate::call::outcome::{EndKnown, Outcome, WaitEnd, WorkEnd};
+use crate::telemetry::access_log::{AccessLog, LostLine};
+use crate::telemetry::journal::{Found, Journal, Noted};
+use crate::telemetry::metrics::{CallLabels, Metrics};
+
+/// Says of each call that was in flight when an earlier process was killed that it was lost: a line and a count. `is_known`: a name of an
+/// upstream that may be a label.
+pub fn report(
+    found: Found,
+    (log, metrics): (&AccessLog, &Metrics),
+    is_known: impl Fn(&str) -> bool,
+) {
+    for (noted, place) in found.lost {
+        let known = Some(noted.upstream.as_str()).filter(|name| is_known(name));
+        let labels = CallLabels {
+            upstream: known.unwrap_or_default().into(),
+            route: "unknown",
+            outcome: Outcome::Lost.name(),
+        };
+        metrics.calls.get_or_create(&labels).inc();
+        let given = |text: &'_ str| !text.is_empty();
+        let unknown = if noted.sent {
+            (WorkEnd::Unknown, Some(EndKnown::Unknown.name()))
+        } else {
+            (WorkEnd::None, None)
+        };
+        let line = LostLine {
+            time: UNIX_EPOCH + Duration::from_micros(noted.began),
+            id: &noted.id,
+            principal: &noted.principal,
+            model: Some(noted.model.as_str()).filter(|text| given(text)),
+            upstream: Some(noted.upstream.as_str()).filter(|text| given(text)),
+            endpoint: Some(noted.endpoint.as_str()).filter(|text| given(text)),
+            outcome: Outcome::Lost.name(),
+            wait_end: WaitEnd::Unknown.name(),
+            work_end: unknown.0.name(),
+            end_known: unknown.1,
+            usage: UsageSource::Unknown.as_str(),
+        };
+        log.write_lost(&line, place);
+    }
+}
+
+impl Record {
+    /// Gives the call its place in the journal.
+    pub(super) fn begin_note(&mut self, journal: Option<&Journal>) {
+        self.place = journal.and_then(|journal| journal.begin(&self.noted()));
+    }
+
+    /// More is known of the call.
+    pub(super) fn note(&self) {
+        if let Some(place) = &self.place {
+            // One that cannot be written is counted, and the call goes on.
+            let _ = place.note(&self.noted());
+        }
+    }
+
+    fn noted(&self) -> Noted {
+        let began = self.began_at.duration_since(UNIX_EPOCH);
+        let text = |text: Option<&Arc<str>>| text.map_or_else(String::new, |text| text.to_string());
+        Noted {
+            began: u64::try_from(began.unwrap_or_default().as_micros()).unwrap_or(u64::MAX),
+            sent: self.worked,
+            id: self.who.id.to_string(),
+            principal: self.who.principal.name().to_owned(),
+            model: self.model.clone().unwrap_or_default(),
+            upstream: text(self.upstream.as_ref().map(|u| &u.name)),
+            endpoint: text(self.endpoint.as_ref()),
+        }
+    }
+}
