@@ -4,9 +4,10 @@
 use serde_json::json;
 use tidegate_rig::{BlackHole, RawClient, Script};
 
-use crate::cases::stage::routes;
+use crate::cases::stage::{Stage, on_each, routes};
 use crate::support::{
-    CANCEL, CHAT, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, slots, stream, upstream,
+    CANCEL, CHAT, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, room_for, slots, stream,
+    upstream, whole,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,4 +248,44 @@ async fn c75_leaving_after_the_end_is_no_leaving() {
         );
         assert_eq!(line["output_tokens"], 3);
     }
+}
+
+/// hyper asks for nothing more once the announced length is there: that is the end of the answer, and nobody has left.
+#[tokio::test]
+async fn c75_an_answer_of_known_length_that_takes_its_time_ends_with_its_last_byte() {
+    on_each(
+        |c| room_for(c, 100),
+        async |stage: &Stage| {
+            let halves = json!([{"text": "{\"text\":\"", "pause_ms": 600}, {"text": "word\"}"}]);
+            let script = json!({
+                "headers": [["content-type", "application/json"]],
+                "framing": "length", "body": {"pieces": halves},
+            });
+            let mut callers = Vec::new();
+            for path in routes() {
+                callers.push(stage.post(path, &whole(script.clone())).await);
+            }
+            for caller in &mut callers {
+                let (head, rest) = caller.answer().await;
+                assert_eq!((head.status, rest.whole), (200, true), "{stage}");
+                assert_eq!(
+                    head.header("content-length"),
+                    Some("15"),
+                    "{stage}: {head:?}"
+                );
+                assert_eq!(rest.text(), "{\"text\":\"word\"}", "{stage}");
+            }
+            for caller in &callers {
+                let line = stage.gate.line_of(caller.peer()).await;
+                let seen = (&line["outcome"], &line["wait_end"], &line["work_end"]);
+                let right = (&json!("ok"), &json!("answered"), &json!("complete"));
+                assert_eq!(seen, right, "{stage}: {line}");
+            }
+            assert_eq!(stage.gate.metric("disconnects_total", &[]), 0.0, "{stage}");
+            stage.running(0).await;
+            let complete = stage.up.truth().ended_complete;
+            assert_eq!(complete as usize, callers.len(), "{stage}");
+        },
+    )
+    .await;
 }

@@ -226,6 +226,10 @@ impl Relay {
                     let bytes = ready.pop_front()?;
                     self.source.observe(&bytes);
                     self.record_mut(|r| r.sent_downstream(bytes.len()));
+                    if self.is_last() {
+                        self.report_observed();
+                        self.complete(Outcome::Ok, None);
+                    }
                     return Some(bytes);
                 }
                 Source::Events { scanner, first, .. } => {
@@ -237,6 +241,16 @@ impl Relay {
             }
         }
         None
+    }
+
+    /// The bytes just taken are the last of a known length. hyper drops the body with them and does not ask for its end: to take that for
+    /// a client that leaves would cancel an answer that was given in full.
+    fn is_last(&self) -> bool {
+        let Source::Plain { ready, length, .. } = &self.source else {
+            return false;
+        };
+        let rest = || self.running.as_ref().and_then(Running::exact_length);
+        length.is_some() && ready.is_empty() && rest() == Some(0)
     }
 
     /// Looks at a piece and says which of its bytes go on. `None`: none of them.
