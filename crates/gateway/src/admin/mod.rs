@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::call::table::Table;
 use crate::signal::Signal;
 use crate::telemetry::metrics::Metrics;
+use crate::upstream::connect::TcpOptions;
 
 pub mod calls;
 
@@ -35,6 +36,8 @@ pub struct View {
     /// Raised when the gateway takes no more calls.
     pub unready: Signal,
     pub table: Table,
+    /// A reader that takes nothing, or has vanished, is cut by them: its place is one of few.
+    pub tcp: TcpOptions,
 }
 
 /// Serves until `stop` is raised.
@@ -54,6 +57,9 @@ pub async fn serve(listener: TcpListener, view: View, stop: Signal) {
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
             continue;
         };
+        if view.tcp.apply(&tcp).is_err() {
+            continue; // it is gone already
+        }
         let view = view.clone();
         tasks.spawn(async move {
             let service = service_fn(move |request| {

@@ -207,11 +207,7 @@ impl Gateway {
             admin,
             lanes: workers.iter().map(|w| w.lane.clone()).collect(),
             running: running.clone(),
-            view: admin::View {
-                metrics: Arc::clone(&metrics),
-                unready: signals.unready.clone(),
-                table,
-            },
+            view: view(&metrics, &signals, table, &started),
             signals: signals.clone(),
         };
         let control = control.start().map_err(StartError::Thread)?;
@@ -352,6 +348,18 @@ impl Drop for Gateway {
     }
 }
 
+/// Whether a gateway could start with this, as far as that can be told without opening a socket. Blocks on files.
+///
+/// # Errors
+///
+/// Files of certificates and keys that cannot be used.
+pub fn check(config: &Config) -> Result<(), StartError> {
+    load_tls(config)?;
+    let registry = Registry::new(Arc::new(Metrics::new()));
+    registry.build(config).map_err(StartError::Build)?;
+    Ok(())
+}
+
 fn load_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, StartError> {
     let files = config.server.tls.as_ref();
     files.map(tls::load).transpose().map_err(StartError::Tls)
@@ -436,6 +444,15 @@ fn generation(registry: &Registry, config: Config, number: u64) -> Result<Genera
         routes,
         keys,
     })
+}
+
+fn view(metrics: &Arc<Metrics>, signals: &Signals, table: Table, config: &Config) -> admin::View {
+    admin::View {
+        metrics: Arc::clone(metrics),
+        unready: signals.unready.clone(),
+        table,
+        tcp: tcp_options(config),
+    }
 }
 
 fn tcp_options(config: &Config) -> TcpOptions {

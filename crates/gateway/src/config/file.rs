@@ -67,10 +67,10 @@ pub struct Server {
     pub keep_alive: Time,
     /// What FIN from a client in mid-call means.
     pub half_close: HalfClose,
-    /// A written byte that is not acknowledged for this long ends the connection, on both sides: the peer vanished.
+    /// A written byte that is not acknowledged for this long ends the connection, on both sides and on the admin port: the peer vanished, or reads nothing.
     #[schemars(extend("x-min" = "1s", "x-max" = "1h"))]
     pub tcp_user_timeout: Time,
-    /// Silence on a connection before TCP keep-alive probes, on both sides. Linux takes no more than 32,767 s (`tcp(7)`).
+    /// Silence on a connection before TCP keep-alive probes, on both sides. Idle upstream connections are probed each second. Linux takes no more than 32,767 s (`tcp(7)`).
     #[schemars(extend("x-min" = "1s", "x-max" = "9h"))]
     pub tcp_keep_alive: Time,
     /// After SIGTERM go on accepting for this long while readiness already says no.

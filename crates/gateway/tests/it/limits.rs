@@ -478,3 +478,40 @@ async fn the_first_token_is_not_the_first_byte() {
     })
     .await;
 }
+
+/// The operator's port has few places. Clients that ask and read nothing, or send no head, cannot hold them.
+#[tokio::test]
+async fn whoever_does_not_read_holds_no_place_of_the_admin_port() {
+    const PLACES: usize = 64;
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        c.admin.listen = Some(crate::support::LOCALHOST);
+        c.server.tcp_user_timeout = Duration::from_secs(1);
+    });
+    let admin = gate.gateway.admin_addr().expect("on");
+    let asks = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
+    let mut deaf = Vec::new();
+    for _ in 0..PLACES {
+        let mut client = RawClient::connect_slow(admin, 4096)
+            .await
+            .expect("accepted");
+        client.send(asks.as_bytes()).await.expect("sent");
+        deaf.push(client);
+    }
+    let answers = async || {
+        let mut probe = RawClient::connect(admin).await.expect("accepted");
+        if probe.request("GET", "/healthz", &[], b"").await.is_err() {
+            return false;
+        }
+        probe
+            .final_head()
+            .await
+            .is_ok_and(|head| head.status == 200)
+    };
+    let end = tokio::time::Instant::now() + SOON;
+    while !answers().await {
+        assert!(tokio::time::Instant::now() < end, "nobody else gets in");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(deaf);
+}
