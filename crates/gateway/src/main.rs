@@ -27,7 +27,7 @@ const LAST_WORD: Duration = Duration::from_millis(500);
 fn main() -> ExitCode {
     let output = match cli::parse(std::env::args_os(), Sources::of_process()) {
         Err(error) => Output::from(error),
-        Ok(Command::Check(sources)) => cli::check(&sources),
+        Ok(Command::Check(sources)) => cli::check(&sources, tidegate::app::check),
         Ok(Command::Schema) => cli::schema(),
         Ok(Command::HashKey(args)) => cli::hash_key(&args, io::stdin()),
         Ok(Command::Health(args)) => cli::health::health(&args),

@@ -3,6 +3,7 @@
 //! [`parse`] returns a [`Command`]; `main` runs it. This module starts no runtime and prints nothing itself.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::Read;
 use std::net::SocketAddr;
 
@@ -10,7 +11,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use tidegate_rig::cli as rig;
 
-use crate::config::{self, Sources, keys};
+use crate::config::{self, Config, Sources, keys};
 
 pub mod admin;
 pub mod demo;
@@ -283,18 +284,26 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// `tidegate check`. Blocks on files.
-pub fn check(sources: &Sources) -> Output {
+/// `tidegate check`. `start` says why a gateway could not start with what is written well. Blocks on files.
+pub fn check<E: Display>(sources: &Sources, start: impl Fn(&Config) -> Result<(), E>) -> Output {
     match config::load(sources) {
         Ok(loaded) => {
-            let warnings = loaded
+            let mut stderr: String = loaded
                 .warnings
                 .iter()
                 .map(|warning| format!("{warning}\n"))
                 .collect();
+            if let Err(error) = start(&loaded.config) {
+                stderr.push_str(&format!("{error}\n"));
+                return Output {
+                    stdout: String::new(),
+                    stderr,
+                    exit: Exit::Usage,
+                };
+            }
             Output {
                 stdout: config::effective::toml(&loaded),
-                stderr: warnings,
+                stderr,
                 exit: Exit::Ok,
             }
         }

@@ -101,10 +101,11 @@ fn wrong_command_lines_exit_with_2() {
 
 #[test]
 fn check_prints_or_refuses() {
+    let could_start = |_: &config::Config| Ok::<(), String>(());
     let Command::Check(sources) = parsed("tidegate check --upstream http://a") else {
         panic!("not check")
     };
-    let good = check(&sources);
+    let good = check(&sources, could_start);
     assert!(
         good.exit == Exit::Ok
             && good
@@ -112,12 +113,15 @@ fn check_prints_or_refuses() {
                 .contains("endpoints = [\"http://a:80\"] # --upstream"),
         "{good:?}"
     );
-    let bad = check(&sources.flag("--slots", "0"));
+    let bad = check(&sources.clone().flag("--slots", "0"), could_start);
     assert_eq!((bad.exit, bad.stdout.as_str()), (Exit::Usage, ""));
     assert_eq!(
         bad.stderr,
         "--slots: 0 is too small\n    the least is 1\n1 mistake in the configuration\n"
     );
+    let bad = check(&sources, |_| Err("no such key"));
+    assert_eq!((bad.exit, bad.stdout.as_str()), (Exit::Usage, ""));
+    assert_eq!(bad.stderr, "no such key\n");
 }
 
 #[test]

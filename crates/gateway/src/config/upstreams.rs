@@ -1,6 +1,7 @@
 //! Upstreams: endpoints, the defaults that depend on the kind of server, and what contradicts itself inside one of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 
 use super::file;
 use super::findings::Findings;
@@ -308,4 +309,37 @@ fn check_shared_endpoints(upstreams: &[Upstream], findings: &mut Findings) {
             findings.warn(&format!("upstreams[{index}]"), what, help);
         }
     }
+}
+
+/// Refuses an upstream that is one of our own ports: each call would become the next, until no slot is left.
+pub(super) fn check_own_ports(
+    upstreams: &[Upstream],
+    ports: &[(&'static str, SocketAddr)],
+    findings: &mut Findings,
+) {
+    for (index, upstream) in upstreams.iter().enumerate() {
+        for endpoint in &upstream.endpoints {
+            let own = ports.iter().find(|(_, port)| is_at(endpoint, *port));
+            if let Some((name, port)) = own {
+                let what = format!("{endpoint} is the gateway itself ({name} = {port})");
+                let help = "give the address of the model server, or listen on another port";
+                findings.wrong(&format!("upstreams[{index}]"), what, help);
+            }
+        }
+    }
+}
+
+/// Whether a connection to this endpoint would reach that socket of ours, as far as can be told without asking the network.
+fn is_at(endpoint: &Endpoint, socket: SocketAddr) -> bool {
+    let (host, here) = (endpoint.host.as_str(), socket.ip().to_canonical());
+    let same_ip = match host.parse::<IpAddr>() {
+        Ok(ip) => {
+            let ip = ip.to_canonical();
+            ip == here || (here.is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
+        }
+        Err(_) => {
+            host.eq_ignore_ascii_case("localhost") && (here.is_loopback() || here.is_unspecified())
+        }
+    };
+    same_ip && socket.port() != 0 && endpoint.port == socket.port()
 }

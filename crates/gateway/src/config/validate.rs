@@ -27,6 +27,15 @@ pub(super) fn build(file: &file::File, sources: &Sources, findings: &mut Finding
     let default_upstream =
         routes::default_upstream(file.default_upstream.as_deref(), &upstreams, findings);
     routes::check(&upstreams, findings);
+    let own = [
+        ("server.listen", Some(server.listen)),
+        ("admin.listen", admin.listen),
+    ];
+    let own: Vec<_> = own
+        .into_iter()
+        .filter_map(|(name, at)| Some((name, at?)))
+        .collect();
+    upstreams::check_own_ports(&upstreams, &own, findings);
     let limits = limits(&file.limits, findings);
     abandon::check_room(&upstreams, &limits, findings);
     Config {

@@ -17,7 +17,9 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::http2::Client;
-use crate::support::{CHAT, Gate, LOCALHOST, SOON, gateway, only, stream, upstream, whole};
+use crate::support::{
+    CHAT, Gate, LOCALHOST, SOON, endpoint, gateway, only, stream, upstream, whole,
+};
 
 /// A certificate for `localhost` and its key, as files.
 struct Pair {
@@ -258,4 +260,29 @@ async fn tls_connections_are_kept_and_cancelled_like_plain_ones() {
     gate.eventually("the slot is back", |g| g.metric("running", &[]) == 0.0)
         .await;
     task.abort();
+}
+
+/// What the start would refuse, `tidegate check` does.
+#[test]
+fn check_reads_certificates_and_keys() {
+    let (one, other) = (pair(), pair());
+    let rubbish = folder().join("rubbish.pem");
+    std::fs::write(&rubbish, "rubbish").expect("written");
+    let told = |cert: &PathBuf, key: &PathBuf| {
+        let mut config = Config::one_upstream(endpoint("127.0.0.1:9".parse().expect("an address")));
+        config.server.tls = Some(ServerTls {
+            cert_file: cert.clone(),
+            key_file: key.clone(),
+        });
+        tidegate::app::check(&config).map_err(|error| error.to_string())
+    };
+    assert_eq!(told(&one.cert, &one.key), Ok(()));
+    for (cert, key, expected) in [
+        (&rubbish, &one.key, "server.tls.cert_file"),
+        (&one.cert, &rubbish, "server.tls.key_file"),
+        (&one.cert, &other.key, "do not go together"),
+    ] {
+        let why = told(cert, key).expect_err("it cannot start");
+        assert!(why.contains(expected), "{why}");
+    }
 }

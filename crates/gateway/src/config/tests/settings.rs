@@ -469,3 +469,41 @@ fn contracts_that_contradict_themselves_are_refused() {
             .contains("3 is more than 2 slots")
     );
 }
+
+/// Each call through it would become the next.
+#[test]
+fn an_upstream_that_is_the_gateway_is_refused() {
+    for (listen, admin, url) in [
+        ("127.0.0.1:8080", "127.0.0.1:9090", "http://127.0.0.1:8080"),
+        (
+            "127.0.0.1:8080",
+            "127.0.0.1:9090",
+            "http://LOCALHOST:8080/v1",
+        ),
+        (
+            "127.0.0.1:8080",
+            "127.0.0.1:9090",
+            "http://[::ffff:127.0.0.1]:8080",
+        ),
+        ("[::1]:8080", "127.0.0.1:9090", "http://[::1]:8080"),
+        ("0.0.0.0:8080", "127.0.0.1:9090", "http://127.0.0.1:8080"),
+        ("127.0.0.1:8080", "127.0.0.1:9090", "http://127.0.0.1:9090"),
+    ] {
+        let text = format!(
+            "[server]\nlisten = {listen:?}\nallow_unauthenticated = true\n[admin]\nlisten = {admin:?}\n[[upstreams]]\nurl = {url:?}"
+        );
+        let said = refused(&text);
+        let named = said.contains("is the gateway itself") && said.contains("tidegate.toml:6:1");
+        assert!(named && said.contains("1 mistake"), "{said}");
+    }
+    for (listen, url) in [
+        ("127.0.0.1:8080", "http://127.0.0.1:8081"),
+        ("127.0.0.1:8080", "http://127.0.0.2:8080"),
+        ("127.0.0.1:8080", "http://model:8080"),
+        ("127.0.0.1:0", "http://127.0.0.1:8080"),
+    ] {
+        loaded(&format!(
+            "[server]\nlisten = {listen:?}\n[[upstreams]]\nurl = {url:?}"
+        ));
+    }
+}
