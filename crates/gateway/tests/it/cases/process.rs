@@ -48,7 +48,7 @@ async fn c11_no_work_is_left_when_all_have_gone() {
 async fn c110_a_drain_tells_endless_streams() {
     on_each(
         |c| {
-            c.server.drain = ms(400);
+            c.server.drain = ms(1500);
             room_for(c, 20);
         },
         async |stage: &Stage| {
