@@ -1,42 +1,19 @@
 //! The judge as a program: exit codes and clear words.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::net::SocketAddr;
+use std::process::{Command, Output, Stdio};
 
-const RIG: &str = env!("CARGO_BIN_EXE_rig");
+mod common;
 
-/// A server of ours, ended with the test.
-struct Server(Child, String);
+use common::{RIG, Server};
 
-impl Server {
-    fn start(args: &[&str]) -> Self {
-        let mut child = Command::new(RIG)
-            .args(args)
-            .args(["--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut line)
-            .expect("a line");
-        let addr = line.trim().rsplit([' ', '/']).next().expect("an address");
-        Self(child, addr.to_owned())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn storm(target: &str, upstream: &str, pid: u32) -> Output {
+fn storm(target: SocketAddr, upstream: SocketAddr, pid: u32) -> Output {
     Command::new(RIG)
         .args(["storm", "abort", "--users", "20", "--calls", "40"])
         .args(["--target", &format!("http://{target}")])
-        .args(["--upstream", upstream, "--pid", &pid.to_string()])
+        .args(["--upstream", &upstream.to_string()])
+        .args(["--pid", &pid.to_string()])
         .args(["--quiet", "--json", "-"])
         .args(["--max-waste", "10%", "--max-running-after", "0"])
         .args(["--max-errors", "0", "--max-close-wait", "0"])
@@ -47,14 +24,14 @@ fn storm(target: &str, upstream: &str, pid: u32) -> Output {
 #[test]
 fn bars_decide_the_exit_code() {
     let upstream = Server::start(&["fake-upstream"]);
-    let direct = storm(&upstream.1, &upstream.1, upstream.0.id());
+    let direct = storm(upstream.addr, upstream.addr, upstream.child.id());
     assert_eq!(direct.status.code(), Some(0), "{direct:?}");
     let json: serde_json::Value = serde_json::from_slice(&direct.stdout).expect("json");
     let report = &json["runs"][0]["report"];
     assert_eq!(report["calls"], 40);
     assert!(report["peak"]["rss_kib"].as_u64().expect("sampled") > 0);
-    let naive = Server::start(&["naive-proxy", "--upstream", &upstream.1]);
-    let judged = storm(&naive.1, &upstream.1, naive.0.id());
+    let naive = Server::start(&["naive-proxy", "--upstream", &upstream.addr.to_string()]);
+    let judged = storm(naive.addr, upstream.addr, naive.child.id());
     assert_eq!(judged.status.code(), Some(1), "{judged:?}");
     let words = String::from_utf8_lossy(&judged.stderr);
     assert!(words.contains("FAILED gateway abort: waste"), "{words}");
@@ -76,9 +53,15 @@ fn a_storm_leaves_a_table_a_document_and_a_page() {
                 "--pace",
                 "5ms",
                 "--target",
-                &format!("http://{}", upstream.1),
+                &format!("http://{}", upstream.addr),
             ])
-            .args(["--upstream", &upstream.1, "--quiet", "--max-errors", bar])
+            .args([
+                "--upstream",
+                &upstream.addr.to_string(),
+                "--quiet",
+                "--max-errors",
+                bar,
+            ])
             .args(["--max-running-after", "0", "--json"])
             .arg(&json)
             .arg("--html")
@@ -166,8 +149,8 @@ fn an_interrupted_storm_keeps_what_it_has() {
     let mut child = Command::new(RIG)
         .args(["storm", "steady", "abort", "--users", "5", "--tokens", "20"])
         .args(["--pace", "5ms", "--seconds", "600", "--limit", "700s"])
-        .args(["--target", &format!("http://{}", upstream.1)])
-        .args(["--upstream", &upstream.1, "--json"])
+        .args(["--target", &format!("http://{}", upstream.addr)])
+        .args(["--upstream", &upstream.addr.to_string(), "--json"])
         .arg(&file)
         .stderr(Stdio::piped())
         .stdout(Stdio::null())

@@ -2,53 +2,20 @@
 //! the bars that are about its faults, and passes a server with no proxy before
 //! it by the same bars.
 
-use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+mod common;
+
 use std::time::Duration;
 
+use common::Server;
 use tidegate_rig::compare::Run;
 use tidegate_rig::load::{Bars, Report};
 use tidegate_rig::storm::{By, Gateway, Plan, Scenario, Source, failures, storm, upstream_at};
 
-const RIG: &str = env!("CARGO_BIN_EXE_rig");
-
-/// A process of ours, ended with the test.
-struct Server {
-    child: Child,
-    addr: SocketAddr,
-}
-
-impl Server {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(RIG)
-            .args(arguments)
-            .args(["--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut line)
-            .expect("a line");
-        let addr = line.trim().rsplit([' ', '/']).next().expect("a word");
-        let addr = addr.parse().expect("an address");
-        Self { child, addr }
-    }
-
-    fn gateway(&self, name: &str) -> Gateway {
-        let mut gateway = Gateway::direct(self.addr);
-        name.clone_into(&mut gateway.name);
-        gateway.pid = Some(self.child.id());
-        gateway
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn gateway(server: &Server, name: &str) -> Gateway {
+    let mut gateway = Gateway::direct(server.addr);
+    name.clone_into(&mut gateway.name);
+    gateway.pid = Some(server.child.id());
+    gateway
 }
 
 /// Slots of the naive proxy, and of the upstream where it refuses.
@@ -105,14 +72,20 @@ async fn fails(scenario: Scenario, by: By, expected: &[&str]) {
     let behind = upstream.addr.to_string();
     let proxy = Server::start(&["naive-proxy", "--upstream", &behind, "--slots", &slots]);
     let plan = Plan { by, ..plan() };
-    let naive = storm(&proxy.gateway("naive"), Some(&source), scenario, &plan).await;
+    let naive = storm(&gateway(&proxy, "naive"), Some(&source), scenario, &plan).await;
     let naive = naive.expect("runs");
     assert_eq!(naive.ended_early, None);
     let table = naive.table();
     let found = judged(naive, scenario, &bars());
     assert_eq!(found, expected, "{scenario:?} {by:?}\n{table}");
     drop(proxy);
-    let direct = storm(&upstream.gateway("direct"), Some(&source), scenario, &plan).await;
+    let direct = storm(
+        &gateway(&upstream, "direct"),
+        Some(&source),
+        scenario,
+        &plan,
+    )
+    .await;
     let direct = direct.expect("runs");
     let table = direct.table();
     let bars = Bars {
@@ -197,7 +170,7 @@ async fn a_process_that_ends_at_once_when_it_is_asked_to() {
     let source = source.expect("a port");
     let behind = source.addr().to_string();
     let proxy = Server::start(&["naive-proxy", "--upstream", &behind]);
-    let gateway = proxy.gateway("naive");
+    let gateway = gateway(&proxy, "naive");
     let report = storm(&gateway, Some(&source), Scenario::Drain, &plan()).await;
     let report = report.expect("runs");
     assert_eq!(report.ended_early, None);
