@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every step of `make test`, the later ones too when one fails, and says at the end what failed. The output
-# of each step is kept in .cache/logs/steps.
+# of each step is kept in .cache/logs/steps. A step that hangs is ended and has failed.
 set -u
 cd "$(dirname "$0")/.."
 
@@ -14,11 +14,11 @@ begin=$SECONDS
 for step in "${steps[@]}"; do
   printf '\n=== %s: %s\n' "$step" "$(sed -n "s/^$step:.*## //p" Makefile)"
   since=$SECONDS
-  make --no-print-directory "$step" 2>&1 | tee "$logs/$step.log"
+  timeout --kill-after=10 "${STEP_SECONDS:-1800}" make --no-print-directory "$step" 2>&1 | tee "$logs/$step.log"
   if [ "${PIPESTATUS[0]}" = 0 ]; then
     printf -- '--- %s: ok, %s s\n' "$step" $((SECONDS - since))
   else
-    printf -- '--- %s: FAILED, %s s\n' "$step" $((SECONDS - since))
+    printf -- '--- %s: FAILED, %s s\n' "$step" $((SECONDS - since)) | tee -a "$logs/$step.log"
     failed+=("$step")
     touch "$logs/$step.failed"
   fi

@@ -323,6 +323,8 @@ impl RawClient {
     async fn fill(&mut self) -> io::Result<()> {
         let read = async {
             loop {
+                // See `load::conn`: a faster sender must not stop the timers.
+                tokio::task::coop::consume_budget().await;
                 self.stream.readable().await?;
                 self.buf.reserve(16 * 1024);
                 match self.stream.try_read_buf(&mut self.buf) {

@@ -62,6 +62,9 @@ impl Conn {
 
     async fn fill(&mut self) -> io::Result<usize> {
         loop {
+            // A sender that is always faster would never let go of this thread,
+            // and no timer of the judge would fire.
+            tokio::task::coop::consume_budget().await;
             self.stream.readable().await?;
             self.buf.reserve(2048);
             match self.stream.try_read_buf(&mut self.buf) {
@@ -184,7 +187,39 @@ pub(crate) fn stamps(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    /// On a thread of its own: what it looks for would never come to an end.
+    #[test]
+    fn a_sender_that_is_always_faster_does_not_stop_the_timers() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().expect("a client");
+            let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+            client.write_all(head).expect("taken");
+            // More work to read than to write.
+            let chunks = b"1\r\nx\r\n".repeat(10_000);
+            while client.write_all(&chunks).is_ok() {}
+        });
+        let (over, is_over) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.expect("a runtime").block_on(async {
+                let mut conn = Conn::connect(addr, None).await.expect("connected");
+                let call = tokio::time::timeout(Duration::from_millis(50), conn.call(b""));
+                assert!(call.await.is_err(), "an answer without an end has ended");
+            });
+            over.send(()).expect("awaited");
+        });
+        is_over
+            .recv_timeout(Duration::from_secs(30))
+            .expect("the timer fires");
+    }
 
     #[test]
     fn stamps_are_found_whole() {

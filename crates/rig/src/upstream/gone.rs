@@ -44,6 +44,8 @@ impl Gone {
 /// Reads what is there into `buf`; an end is how the peer left.
 pub(super) async fn fill(stream: &TcpStream, buf: &mut Vec<u8>) -> Result<usize, PeerEnd> {
     loop {
+        // See `Pen::put`.
+        tokio::task::coop::consume_budget().await;
         // A peer that vanished with an error counts as a reset.
         stream.readable().await.map_err(|_| PeerEnd::Rst)?;
         buf.reserve(4096);
