@@ -348,6 +348,12 @@ impl RawClient {
         SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
     }
 
+    /// Shuts down writing at once, where nothing waits to be written; reading
+    /// goes on.
+    pub(crate) fn shut_write(&self) -> io::Result<()> {
+        SockRef::from(&self.stream).shutdown(std::net::Shutdown::Write)
+    }
+
     /// Shuts down writing; reading goes on.
     pub async fn half_close(&mut self) -> io::Result<()> {
         self.stream.shutdown().await

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 
-use tidegate_rig::load::{Bars, CallsPlan, StreamsPlan, Target, calls, streams};
-use tidegate_rig::{FakeUpstream, Script};
+use tidegate_rig::load::{
+    Bars, CallsPlan, LeavePlan, StreamsPlan, Target, ToldBars, Way, calls, leave, streams,
+};
+use tidegate_rig::{FakeUpstream, NaiveProxy, Script};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -79,4 +81,66 @@ async fn a_target_that_is_not_there_is_said_so() {
         error.expect_err("refused").kind(),
         std::io::ErrorKind::ConnectionRefused
     );
+}
+
+async fn free_port() -> SocketAddr {
+    let free = tokio::net::TcpListener::bind(ANY).await.expect("a port");
+    free.local_addr().expect("an address")
+}
+
+/// What the naive proxy never tells is said, and without a proxy everything is told.
+#[tokio::test]
+async fn a_proxy_that_does_not_tell_of_a_close_is_found_out() {
+    let listen = free_port().await;
+    let plan = LeavePlan {
+        rounds: 1,
+        within: std::time::Duration::from_millis(50),
+        ..LeavePlan::default()
+    };
+    let direct = leave(&Target::new(listen), listen, &plan).await;
+    let direct = direct.expect("measured");
+    assert_eq!(
+        direct.all().expect("times").count,
+        144,
+        "{}",
+        direct.table()
+    );
+    let none = ToldBars {
+        p99_ms: Some(0.0),
+        max_ms: None,
+    };
+    assert_eq!(direct.failures(&ToldBars::default()), Vec::<String>::new());
+    assert_eq!(direct.failures(&none).len(), 1, "a bar below the figure");
+    for row in [
+        "half-close",
+        "silent in its middle",
+        "/v1/embeddings",
+        "whole",
+    ] {
+        assert!(direct.table().contains(row), "{}", direct.table());
+    }
+
+    let listen = free_port().await;
+    let naive = NaiveProxy::start(ANY, listen, 1000).await.expect("starts");
+    let told = leave(&Target::new(naive.addr()), listen, &plan).await;
+    let told = told.expect("measured");
+    assert!(told.never >= 36, "{}", told.table());
+    let failures = told.failures(&ToldBars::default());
+    assert!(failures[0].contains("never told"), "{failures:?}");
+}
+
+/// Over HTTP/2 on both sides, as far as that goes without a gateway.
+#[tokio::test]
+async fn clients_of_http2_leave_in_three_more_ways() {
+    let listen = free_port().await;
+    let plan = LeavePlan {
+        rounds: 1,
+        ways: Way::TWO.to_vec(),
+        upstream_http2: true,
+        ..LeavePlan::default()
+    };
+    let told = leave(&Target::new(listen), listen, &plan).await;
+    let told = told.expect("measured");
+    assert_eq!((told.error_count(), told.never), (0, 0), "{}", told.table());
+    assert_eq!(told.all().expect("times").count, 144, "{}", told.table());
 }

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use clap::{Args, Subcommand};
 
 use super::bars::BarArgs;
-use crate::load::{CallsPlan, Report, StreamsPlan, Target, calls, streams};
+use crate::load::{
+    CallsPlan, LeavePlan, StreamsPlan, Target, ToldBars, Way, calls, leave, streams,
+};
 
 #[derive(Clone, Debug, Args)]
 pub struct LoadArgs {
@@ -54,6 +56,54 @@ enum Scenario {
         #[arg(long, default_value_t = 8.0)]
         seconds: f64,
     },
+    /// Clients that leave, everywhere and in every way: how soon the upstream sees the close.
+    Leave(LeaveArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+struct LeaveArgs {
+    /// Where to start the fake upstream that judges; the gateway has to forward to it.
+    #[arg(long)]
+    upstream_listen: SocketAddr,
+    /// Calls of each kind: a route, streaming or not, a moment, a way to leave.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// Also clients that speak HTTP/2.
+    #[arg(long)]
+    http2: bool,
+    /// The upstream speaks HTTP/2 (the gateway has to as well).
+    #[arg(long)]
+    upstream_http2: bool,
+    /// Time of 99 in 100 calls, ms; above it the exit code is 1.
+    #[arg(long, value_name = "MS")]
+    max_p99_ms: Option<f64>,
+    /// Time of any call, ms; above it the exit code is 1.
+    #[arg(long, value_name = "MS")]
+    max_ms: Option<f64>,
+}
+
+async fn leaving(target: &Target, args: LeaveArgs, json: bool) -> io::Result<bool> {
+    let mut ways = Way::ONE.to_vec();
+    if args.http2 {
+        ways.extend(Way::TWO);
+    }
+    let plan = LeavePlan {
+        rounds: args.rounds,
+        ways,
+        upstream_http2: args.upstream_http2,
+        ..LeavePlan::default()
+    };
+    let told = leave(target, args.upstream_listen, &plan).await?;
+    let bars = ToldBars {
+        p99_ms: args.max_p99_ms,
+        max_ms: args.max_ms,
+    };
+    let failures = told.failures(&bars);
+    super::say(&if json { told.json()? } else { told.table() })?;
+    for failure in &failures {
+        super::complain(&format!("FAILED {failure}"));
+    }
+    Ok(failures.is_empty())
 }
 
 pub(super) async fn run(args: LoadArgs) -> io::Result<bool> {
@@ -72,7 +122,35 @@ pub(super) async fn run(args: LoadArgs) -> io::Result<bool> {
     if target.pid.is_some() && target.pid.is_some_and(|pid| !alive(pid)) {
         return Err(io::Error::other("--pid: no such process"));
     }
-    let report = scenario(&target, args.scenario).await?;
+    let report = match args.scenario {
+        Scenario::Leave(leave) => return leaving(&target, leave, args.json).await,
+        Scenario::Calls {
+            connections,
+            calls: n,
+            warmup,
+        } => {
+            let plan = CallsPlan {
+                connections,
+                calls: n,
+                warmup,
+                ..CallsPlan::default()
+            };
+            calls(&target, &plan).await?
+        }
+        Scenario::Streams {
+            streams: n,
+            pace_ms,
+            seconds,
+        } => {
+            let plan = StreamsPlan {
+                streams: n,
+                pace_ms,
+                seconds,
+                ..StreamsPlan::default()
+            };
+            streams(&target, &plan).await?
+        }
+    };
     let failures = report.failures(&args.bars.bars());
     if args.json {
         super::say(&serde_json::to_string_pretty(&report)?)?;
@@ -87,35 +165,4 @@ pub(super) async fn run(args: LoadArgs) -> io::Result<bool> {
 
 fn alive(pid: u32) -> bool {
     std::path::Path::new("/proc").join(pid.to_string()).exists()
-}
-
-async fn scenario(target: &Target, scenario: Scenario) -> io::Result<Report> {
-    match scenario {
-        Scenario::Calls {
-            connections,
-            calls: n,
-            warmup,
-        } => {
-            let plan = CallsPlan {
-                connections,
-                calls: n,
-                warmup,
-                ..CallsPlan::default()
-            };
-            calls(target, &plan).await
-        }
-        Scenario::Streams {
-            streams: n,
-            pace_ms,
-            seconds,
-        } => {
-            let plan = StreamsPlan {
-                streams: n,
-                pace_ms,
-                seconds,
-                ..StreamsPlan::default()
-            };
-            streams(target, &plan).await
-        }
-    }
 }

@@ -3,6 +3,7 @@
 mod calls;
 mod conn;
 mod control;
+mod leave;
 mod report;
 mod sample;
 mod streams;
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub use calls::{CallsPlan, calls};
 pub(crate) use conn::{Conn, events, stamps};
 pub use control::Control;
+pub use leave::{LeavePlan, Told, ToldBars, Way, leave};
 pub(crate) use report::histogram;
 pub use report::{Bars, Quantiles, Report, Waste};
 pub(crate) use sample::family;
