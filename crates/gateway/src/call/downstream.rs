@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
 
 use http::{Request, Response};
@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 
 use super::body::OutBody;
 use super::handover::Handover;
+use super::table::Entry;
 use crate::upstream::upload::Received;
 
 /// Whoever answers requests. Asked once per request, on the connection's task.
@@ -30,6 +31,8 @@ pub struct Downstream {
     active: AtomicUsize,
     entered: AtomicU64,
     received: Received,
+    /// On HTTP/1, where one answer is read at a time.
+    reader: Arc<Reader>,
     stalled: AtomicBool,
     until_close: AtomicBool,
     broken_off: AtomicBool,
@@ -46,6 +49,7 @@ impl Downstream {
             active: AtomicUsize::new(0),
             entered: AtomicU64::new(0),
             received: Received::default(),
+            reader: Arc::default(),
             stalled: AtomicBool::new(false),
             until_close: AtomicBool::new(false),
             broken_off: AtomicBool::new(false),
@@ -68,6 +72,11 @@ impl Downstream {
     /// Whether the request that came last was read to its end (HTTP/1).
     pub fn received(&self) -> &Received {
         &self.received
+    }
+
+    /// The reading side of whatever request is answered now (HTTP/1).
+    pub fn reader(&self) -> &Arc<Reader> {
+        &self.reader
     }
 
     /// Counts one request until the guard is dropped.
@@ -148,16 +157,34 @@ impl Drop for Active {
     }
 }
 
-/// The reading side of one request on a connection, for HTTP/2, where one stream can stop being read while the others go on.
+/// The reading side of one request on a connection. On HTTP/2 each has its own: one stream can stop being read while the others go on.
 #[derive(Debug, Default)]
 pub struct Reader {
     /// A frame was handed over and the next has not been asked for.
     behind: AtomicBool,
     stalled: AtomicBool,
     handed: AtomicU64,
+    /// Whose answer is read.
+    of: Mutex<Weak<Entry>>,
 }
 
 impl Reader {
+    /// What is read from here on is the answer of this call.
+    pub fn reads(&self, call: &Arc<Entry>) {
+        *self.of.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(call);
+    }
+
+    /// The call's end is on its way to the client, or is nobody's concern any more.
+    pub fn has_its_end(&self) {
+        *self.of.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
+    }
+
+    /// Somebody has ended the call from outside. A body that nobody asks for more, since its reader has stopped, cannot see to that itself.
+    pub fn is_ended(&self) -> bool {
+        let call = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        call.upgrade().is_some_and(|call| call.stopped().is_some())
+    }
+
     pub fn handed(&self) {
         self.handed.fetch_add(1, Ordering::Relaxed);
         self.behind.store(true, Ordering::Relaxed);

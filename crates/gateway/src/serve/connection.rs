@@ -195,7 +195,7 @@ async fn serve_http1(
         if request.version() == http::Version::HTTP_10 {
             at.ends_by_close();
         }
-        let answer = front.answer(request, &at, Arc::default());
+        let answer = front.answer(request, &at, Arc::clone(at.reader()));
         async move { Ok::<_, std::convert::Infallible>(answer.await) }
     });
     let conn = http1::Builder::new()
@@ -333,6 +333,10 @@ impl<F: Future> Future for Watched<F> {
         let Some(handed) = this.reader.behind() else {
             return Poll::Pending;
         };
+        if this.reader.is_ended() {
+            this.stream = None;
+            return Poll::Ready(());
+        }
         let timer = this.timer.get_or_insert_with(|| Timer {
             sleep: Box::pin(tokio::time::sleep(this.stall)),
             handed,

@@ -36,6 +36,8 @@ pub enum End {
     RequestHead,
     KeepAlive,
     Write,
+    /// Its call was ended from outside, and the client reads nothing that could tell it.
+    Stopped,
     /// More bytes came behind a request than are kept for later.
     Pipelined,
 }
@@ -48,6 +50,7 @@ impl End {
             Self::RequestHead => "request_head",
             Self::KeepAlive => "keep_alive",
             Self::Write => "write",
+            Self::Stopped => "stopped",
             Self::Pipelined => "pipelined",
         }
     }
@@ -178,6 +181,10 @@ impl<C: Drainable> Future for Guard<C> {
             }
             let flooded = this.io.is_flooded();
             return Poll::Ready(if flooded { End::Pipelined } else { End::Closed });
+        }
+        if this.io.is_blocked() && this.downstream.reader().is_ended() {
+            this.downstream.break_off();
+            return Poll::Ready(End::Stopped);
         }
         this.wait = this.look();
         match this.poll_limit(cx) {

@@ -285,6 +285,38 @@ async fn cancelled_by_id(contract: Contract, at: Value) {
     );
 }
 
+/// Under drain the work goes on, and is seen and counted as that of any client that has left.
+#[tokio::test]
+async fn a_call_that_its_client_has_ended_is_drained_as_abandoned() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        with_admin(c);
+        only(c).abandon.contract = Contract::Drain;
+    });
+    let body = stream(json!({"tokens": 6, "usage": "yes", "stall": {"at": {"event": 3}}}));
+    let mut client = post_as(&gate, "", CHAT, &body.to_string()).await;
+    client.final_head().await.expect("head");
+    client.events(2).await.expect("events");
+    let mut cancel = post_as(&gate, "", "/v1/calls/job:7/cancel", "").await;
+    assert_eq!(cancel.final_head().await.expect("head").status, 200);
+    let call = the_call(&gate, "abandoned", |c| c["state"] == "abandoned").await;
+    assert_eq!(call["waiting"], false, "{call}");
+    assert!(call["left_seconds"].is_f64(), "{call}");
+    assert_eq!(gate.metric("abandoned", &[]), 1.0);
+    let mut again = post_as(&gate, "", "/v1/calls/job:7/cancel", "").await;
+    let head = again.final_head().await.expect("head");
+    assert_eq!(head.status, 404, "nobody waits for it");
+    up.cut_all(tidegate_rig::PeerEnd::Fin);
+    gate.settled(&up).await;
+    let peer = client.local_addr().expect("an address");
+    let line = gate.line_of(peer).await;
+    assert_eq!(
+        (&line["outcome"], &line["wait_end"], &line["waste"]),
+        (&json!("stopped"), &json!("left"), &json!("counted")),
+        "{line}"
+    );
+}
+
 #[tokio::test]
 async fn an_id_that_cannot_be_used_is_said_so() {
     let up = upstream(Script::default()).await;

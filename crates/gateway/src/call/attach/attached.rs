@@ -63,6 +63,9 @@ impl Unstarted {
         if let Ok(id) = HeaderValue::try_from(&*self.seat.entry().id) {
             headers.insert(ATTACHED, id);
         }
+        if let Some(entry) = record.entry() {
+            self.reader.reads(entry);
+        }
         record.head();
         record.status(status.as_u16());
         record.phase(Phase::Streaming);
@@ -155,6 +158,7 @@ impl Attached {
             && let Some(seat) = &self.seat
         {
             self.told = true;
+            self.reader.has_its_end();
             seat.entry().end(by);
         }
     }
@@ -182,7 +186,11 @@ impl Drop for Attached {
     /// The client has left. Its seat goes with it, and the call sees that.
     fn drop(&mut self) {
         if let Some(mut record) = self.record.take() {
-            if self.downstream.is_stalled() || self.reader.is_stalled() {
+            let stopped = record.entry().and_then(|entry| entry.stopped());
+            if let (Some(by), Some(seat)) = (stopped, &self.seat) {
+                seat.entry().end(by);
+                record.stopped(by);
+            } else if self.downstream.is_stalled() || self.reader.is_stalled() {
                 record.outcome(Outcome::ClientStalled, None);
                 record.wait_ended(WaitEnd::Stalled);
             } else {

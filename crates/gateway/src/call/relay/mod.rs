@@ -13,20 +13,21 @@ use http_body::Frame;
 use tidegate_wire::{Dialect, Facts, Piece, Terminal, answer_facts};
 use tokio::time::Instant;
 
-use super::aftermath::{self, Running};
+use super::aftermath::Running;
 use super::answer::Commit;
 use super::body::Broken;
 use super::clock::Clock;
 use super::deadline::Tier;
 use super::downstream::{Downstream, Reader};
-use super::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
+use super::outcome::{Outcome, Phase, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
-use super::table::{By, Entry};
+use super::table::Entry;
 use crate::signal::Watch;
 use crate::upstream::Upstream;
 
 mod alone;
+mod ends;
 mod told;
 
 use alone::Alone;
@@ -66,6 +67,9 @@ impl Unstarted {
 
     pub fn start(self, record: Box<Record>) -> Relay {
         let now = Instant::now();
+        if let Some(entry) = record.entry() {
+            self.reader.reads(entry);
+        }
         Relay {
             running: Some(self.running),
             entry: record.entry().cloned(),
@@ -138,6 +142,7 @@ impl Relay {
     pub fn poll_frame(&mut self, cx: &mut Task<'_>) -> Polled {
         let now = Instant::now();
         self.clock.polled(now);
+        self.arm_stop(cx);
         loop {
             match &mut self.state {
                 State::Flowing => {}
@@ -190,26 +195,6 @@ impl Relay {
         let total = || self.clock.total.is_some_and(|total| total <= now);
         let drain = self.cut.is_raised().then_some(Tier::Drain);
         drain.or_else(|| total().then_some(Tier::Total))
-    }
-
-    fn give_up(&mut self, tier: Tier) {
-        let mut outcome = Outcome::Drained;
-        if tier != Tier::Drain {
-            outcome = Outcome::TimedOut;
-            self.record_mut(|r| r.timed_out(tier));
-        }
-        self.fail(outcome, tier.name(), tier.message(), WorkEnd::Cancelled);
-    }
-
-    fn stop(&mut self, by: By) {
-        self.entry = None;
-        self.no_orphan();
-        self.fail(
-            Outcome::Stopped,
-            by.reason(),
-            by.message(),
-            WorkEnd::Cancelled,
-        );
     }
 
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
@@ -412,13 +397,6 @@ impl Relay {
             self.give_up(Tier::Drain);
             return Poll::Ready(Step::Again);
         }
-        if !std::mem::replace(&mut self.stop_armed, true)
-            && let Some(entry) = &self.entry
-            && let Poll::Ready(by) = entry.poll_stop(cx)
-        {
-            self.stop(by);
-            return Poll::Ready(Step::Again);
-        }
         if let Some(sleep) = self.clock.sleep.as_mut().filter(|_| waits_already) {
             // Nothing has come since the timer was set: it stands for all deadlines.
             ready!(sleep.as_mut().poll(cx));
@@ -485,73 +463,6 @@ impl Relay {
         }
     }
 
-    /// The answer is complete. The connection, the slot and the record go their ways; hyper gets the end.
-    fn complete(&mut self, outcome: Outcome, reason: Option<&'static str>) {
-        if self.state != State::Flowing {
-            return;
-        }
-        self.state = State::Done;
-        let (Some(running), Some(mut record)) = (self.running.take(), self.record.take()) else {
-            return;
-        };
-        record.outcome(outcome, reason);
-        record.phase(Phase::Done);
-        let mut running = running;
-        // The end of the body is usually here already; if so the connection can be kept without further waiting.
-        let mut cx = Task::from_waker(std::task::Waker::noop());
-        let _ = running.body().poll_data(&mut cx);
-        running.ended(WorkEnd::Complete, &mut record);
-        self.wait_ended(WaitEnd::Answered, record);
-    }
-
-    /// The answer cannot be completed: tell it in-band if we stand between two events, then break off. Never a clean end.
-    fn fail(&mut self, outcome: Outcome, reason: &'static str, message: &str, work: WorkEnd) {
-        let between_events = match &self.source {
-            Source::Events { scanner, .. } => scanner.at_boundary(),
-            Source::Plain { .. } => false,
-        };
-        self.fail_at(between_events, outcome, (reason, message), work);
-    }
-
-    fn fail_at(
-        &mut self,
-        between_events: bool,
-        outcome: Outcome,
-        (reason, message): (&'static str, &str),
-        work: WorkEnd,
-    ) {
-        if self.state != State::Flowing {
-            return;
-        }
-        let event = match &self.source {
-            Source::Events { scanner, .. } if between_events && !self.told => {
-                self.error_event(outcome, reason, message, scanner.next_sequence())
-            }
-            _ => Bytes::new(),
-        };
-        if event.is_empty() && !self.told {
-            self.downstream.break_off();
-        }
-        self.state = State::Telling(event);
-        let (Some(running), Some(mut record)) = (self.running.take(), self.record.take()) else {
-            return;
-        };
-        record.outcome(outcome, Some(reason));
-        if reason == By::Client.reason() {
-            // It has left, and said so: the contract decides over the rest.
-            let source = std::mem::replace(&mut self.source, Source::nothing());
-            record.wait_ended(WaitEnd::Failed);
-            aftermath::client_left(running, source, record, false);
-            return;
-        }
-        if work == WorkEnd::Cancelled {
-            aftermath::cancel(running, &mut record);
-        } else {
-            running.ended(work, &mut record);
-        }
-        self.wait_ended(WaitEnd::Failed, record);
-    }
-
     fn report_observed(&mut self) {
         let facts = answer_facts(self.dialect, &self.source.observed());
         if let (Some(usage), Some(record)) = (facts.usage, &mut self.record) {
@@ -584,15 +495,4 @@ enum Step {
 enum Wake {
     Heartbeat,
     Tier(Tier),
-}
-
-impl Drop for Relay {
-    /// The client left. Hands over; the exchange is ended by the task that gets it.
-    fn drop(&mut self) {
-        if let (Some(running), Some(record)) = (self.running.take(), self.record.take()) {
-            let source = std::mem::replace(&mut self.source, Source::nothing());
-            let stalled = !self.alone.detached && self.is_stalled();
-            aftermath::client_left(running, source, record, stalled);
-        }
-    }
 }

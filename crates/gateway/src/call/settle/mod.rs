@@ -471,6 +471,15 @@ impl Record {
         }
     }
 
+    /// Ended from outside, in the middle of its answer. A client that ends its own call has left, and said so.
+    pub fn stopped(&mut self, by: By) {
+        self.outcome(Outcome::Stopped, Some(by.reason()));
+        self.wait_ended(match by {
+            By::Client => WaitEnd::Left,
+            By::Operator => WaitEnd::Failed,
+        });
+    }
+
     /// The upstream's work is over, as far as the upstream's contract lets us know.
     pub fn work_ended(&mut self, why: WorkEnd) {
         let elapsed = self.elapsed();

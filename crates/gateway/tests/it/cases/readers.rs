@@ -5,6 +5,7 @@ use tidegate_rig::RawClient;
 
 use super::caller::Caller;
 use super::stage::{Http, STREAMS, Stage, ms, on_each};
+use crate::calls::{admin, with_admin};
 use crate::support::{ask, only, room_for, slots, stream};
 
 const LIMIT: u64 = 700;
@@ -64,6 +65,64 @@ async fn c89_a_reader_that_stops_is_cut_though_it_never_closes() {
         },
     )
     .await;
+}
+
+/// The upstream writes no more: what is on its way to a client that has stopped reading has filled up.
+async fn held_back(stage: &Stage) {
+    let mut looks = tokio::time::interval(ms(100));
+    let mut before = u64::MAX;
+    loop {
+        looks.tick().await;
+        let written = stage.up.truth().bytes_written;
+        if written == before {
+            return;
+        }
+        before = written;
+    }
+}
+
+/// Whoever ends a call ends its work, though the client takes nothing that could tell it so.
+#[tokio::test]
+async fn c89_a_call_ended_from_outside_ends_though_its_client_has_stopped_reading() {
+    for by_client in [false, true] {
+        on_each(with_admin, async |stage: &Stage| {
+            let mut caller = slow(stage).await;
+            let body = stream(json!({"end": "never", "event_bytes": 16_384})).to_string();
+            let fields = [("x-tidegate-call", "mine")];
+            caller
+                .request("POST", STREAMS[0], &fields, body.as_bytes())
+                .await;
+            caller.accepted().await;
+            caller.events(2).await;
+            held_back(stage).await;
+            if by_client {
+                let mut other = stage.caller().await;
+                other
+                    .request("POST", "/v1/calls/mine/cancel", &[], b"")
+                    .await;
+                other.accepted().await;
+            } else {
+                let (status, _) =
+                    admin(&stage.gate, "DELETE", "/admin/upstreams/default/calls").await;
+                assert_eq!(status, 200, "{stage}");
+            }
+            // Long before the limit of a reader that has stopped.
+            stage.running(0).await;
+            stage.settled().await;
+            let line = stage.gate.line_of(caller.peer()).await;
+            let reason = if by_client {
+                "cancelled_by_client"
+            } else {
+                "killed"
+            };
+            let seen = (&line["outcome"], &line["reason"], &line["work_end"]);
+            let right = (&json!("stopped"), &json!(reason), &json!("cancelled"));
+            assert_eq!(seen, right, "{stage}: {line}");
+            let rest = caller.rest().await;
+            assert!(!rest.whole, "{stage}: a broken end");
+        })
+        .await;
+    }
 }
 
 /// Slow is not stopped.
