@@ -47,6 +47,8 @@ pub struct Running {
     cut: Signal,
     /// The status was not a success: a broken body is still worth its beginning.
     pub is_error: bool,
+    /// The exchange broke by itself: nobody knows what the server does now.
+    broke: bool,
 }
 
 impl Running {
@@ -69,7 +71,13 @@ impl Running {
             total: commit.patience.total,
             cut: commit.patience.cut().clone(),
             is_error: false,
+            broke: false,
         }
+    }
+
+    /// What came was no answer's end but a connection's.
+    pub fn broke(&mut self) {
+        self.broke = true;
     }
 
     pub fn body(&mut self) -> &mut UpstreamBody {
@@ -93,6 +101,7 @@ impl Running {
             let work = pin!(listen(&mut self.body, record.entry()));
             attendance.within(patience, tier, limit, work).await?
         };
+        self.broke |= matches!(data, Some(Err(_)));
         if attendance.is_orphan() {
             record.left(attendance);
         }
@@ -141,9 +150,17 @@ impl Running {
         self.body.is_complete()
     }
 
-    /// The server has finished, well or badly: the slot goes back at once. The connection is kept if it ended properly.
+    /// The server has finished, well or badly: the slot goes back at once, unless the exchange broke and the contract keeps it then. The
+    /// connection is kept if it ended properly.
     pub fn ended(self, why: WorkEnd, record: &mut Record) {
         record.work_ended(why);
+        let kept = contract::kept_broken(&self.upstream.settings);
+        if self.broke && why == WorkEnd::Failed && !kept.is_zero() {
+            self.leftover(kept, Ended::Error)
+                .give_back(self.held.slot, record);
+            self.held.attendance.done();
+            return;
+        }
         let ended = if why == WorkEnd::Complete {
             Ended::Ok
         } else {
@@ -169,15 +186,20 @@ impl Running {
         }
     }
 
-    /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
-    fn cancelled(self, client_left: bool, record: &mut Record) {
-        let leftover = Leftover {
+    fn leftover(&self, kept: Duration, ended: Ended) -> Leftover {
+        Leftover {
             worker: Arc::clone(&self.worker),
             upstream: Arc::clone(&self.upstream),
             endpoint: Some(Arc::clone(self.in_flight.endpoint())),
-            kept: contract::kept(&self.upstream.settings),
-            ended: Ended::Cancelled,
-        };
+            kept,
+            ended,
+        }
+    }
+
+    /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
+    fn cancelled(self, client_left: bool, record: &mut Record) {
+        let kept = contract::kept(&self.upstream.settings);
+        let leftover = self.leftover(kept, Ended::Cancelled);
         let Held { slot, attendance } = self.held;
         record.left(&attendance);
         if client_left {
@@ -450,7 +472,10 @@ async fn read_on(running: &mut Running, mut source: Source, record: &mut Record)
                 source.see_end(running.dialect, &mut record.meter);
                 return WorkEnd::Complete;
             }
-            Some(Err(_)) => return WorkEnd::Failed,
+            Some(Err(_)) => {
+                running.broke = true;
+                return WorkEnd::Failed;
+            }
         }
         if running.is_past_bound(record.meter.since_left()) {
             return WorkEnd::Cancelled;

@@ -186,6 +186,51 @@ async fn under_linger_every_call_is_closed_and_its_slot_kept() {
     }
 }
 
+/// A connection that breaks says of the server what one says that is closed: nothing. What an answer says of itself is believed.
+#[tokio::test]
+async fn under_linger_an_exchange_that_breaks_keeps_its_slot_too() {
+    for (end, ask_stream, kept) in [
+        ("rst", false, true),
+        ("fin", false, true),
+        ("rst", true, true),
+        ("clean", false, false),
+        ("error_event", false, false),
+    ] {
+        let up = upstream(Script::default()).await;
+        let gate = gateway(&up, |c| {
+            contract(c, Contract::Linger);
+            only(c).ask_stream = ask_stream;
+            only(c).abandon.time = Duration::from_secs(2);
+        });
+        let script = match end {
+            "error_event" => json!({"tokens": 9, "error_at": 3}),
+            _ => json!({"tokens": 9, "end": end, "end_at": 3}),
+        };
+        let body = if ask_stream {
+            whole(script)
+        } else {
+            stream(script)
+        };
+        let mut client = gate.post(CHAT, &body).await;
+        client.final_head().await.expect("head");
+        client.rest().await.expect("body");
+        up.wait_for(|t| t.running == 0, SOON).await.expect("over");
+        gate.eventually("nothing runs", |g| g.metric("running", &[]) == 0.0)
+            .await;
+        let lingering = gate.metric("lingering", &[]);
+        assert_eq!(lingering, f64::from(u8::from(kept)), "{end} {ask_stream}");
+        assert_eq!(gate.metric("abandoned_calls_total", &[]), 0.0, "{end}");
+        let line = gate.logged(1).await.remove(0);
+        let known = if kept { "settled" } else { "seen" };
+        assert_eq!(
+            (&line["work_end"], &line["end_known"]),
+            (&json!("failed"), &json!(known)),
+            "{end} {ask_stream}: {line}"
+        );
+        gate.settled(&up).await;
+    }
+}
+
 /// What was not sent is not drained.
 #[tokio::test]
 async fn under_drain_whoever_leaves_the_queue_never_touches_the_upstream() {

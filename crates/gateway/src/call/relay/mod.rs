@@ -312,6 +312,7 @@ impl Relay {
             Poll::Ready(None) => Poll::Ready(self.upstream_ended(now)),
             Poll::Ready(Some(Err(error))) => {
                 tracing::debug!(%error, upstream = %self.upstream.name, "answer cut");
+                running.broke();
                 self.fail(
                     Outcome::UpstreamTruncated,
                     "transport",
