@@ -36,6 +36,11 @@ const WHOLE_BYTES: usize = 256 * 1024;
 /// Longest that an error's body may take; its status is already known and matters more.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(5);
 
+/// Said in place of an error that cannot be read.
+static UNREADABLE: Bytes = Bytes::from_static(
+    b"the model server's error came compressed, which was not asked for; its words are in its own log",
+);
+
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Status and fields that go downstream; framing is added by hyper.
@@ -138,10 +143,7 @@ async fn success(
 ) -> Result<Begun, Rejection> {
     record.phase(Phase::WaitingFirstEvent);
     let kind = content_kind(&head.headers);
-    let encoded = head
-        .headers
-        .get(CONTENT_ENCODING)
-        .is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let encoded = is_encoded(&head.headers);
     if kind == ContentKind::Html && commit.route.model == ModelIn::Body {
         record.outcome(Outcome::UnexpectedContentType, Some("html"));
         return Err(Rejection::UnexpectedContent {
@@ -284,6 +286,11 @@ async fn refused(
     // In one piece: a key may lie across two.
     let mask = &commit.upstream.mask;
     let bytes = mask.hide(join(gathered));
+    if is_encoded(&head.headers) && !mask.is_empty() {
+        // Nobody asked for that, and whether the key is in it cannot be seen.
+        out.headers.remove(CONTENT_ENCODING);
+        return Ok(in_our_words(commit, out, None, &UNREADABLE));
+    }
     if !complete {
         return Ok(Begun::Flowing(
             out,
@@ -294,17 +301,23 @@ async fn refused(
     if head.headers.contains_key(CONTENT_ENCODING) || head.status == StatusCode::NOT_MODIFIED {
         return Ok(Begun::Whole(out, bytes));
     }
-    match wrap_error(
-        commit.route.dialect,
-        head.status.as_u16(),
-        content_type,
-        &bytes,
-    ) {
-        Wrapped::AsIs => Ok(Begun::Whole(out, bytes)),
+    Ok(in_our_words(commit, out, content_type, &bytes))
+}
+
+/// An error in the dialect's shape, if it is not in that already.
+fn in_our_words(
+    commit: &Commit<'_>,
+    mut out: Head,
+    content_type: Option<&str>,
+    bytes: &Bytes,
+) -> Begun {
+    let status = out.status.as_u16();
+    match wrap_error(commit.route.dialect, status, content_type, bytes) {
+        Wrapped::AsIs => Begun::Whole(out, bytes.clone()),
         Wrapped::Replaced(bytes) => {
-            out.headers
-                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            Ok(Begun::Whole(out, bytes))
+            let json = HeaderValue::from_static("application/json");
+            out.headers.insert(CONTENT_TYPE, json);
+            Begun::Whole(out, bytes)
         }
     }
 }
@@ -426,6 +439,11 @@ fn ends_with_connection(head: &response::Parts) -> bool {
     let framed =
         head.headers.contains_key(CONTENT_LENGTH) || head.headers.contains_key(TRANSFER_ENCODING);
     !framed && head.version < http::Version::HTTP_2
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let encoding = headers.get(CONTENT_ENCODING);
+    encoding.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 fn is_whole_json(bytes: &[u8]) -> bool {

@@ -12,6 +12,7 @@ use super::answer::Commit;
 use super::deadline::Tier;
 use super::outcome::{Outcome, Phase, Rejection};
 use super::settle::Record;
+use crate::upstream::mask::Mask;
 
 /// Reads the stream to its end and gives the whole answer.
 ///
@@ -29,6 +30,7 @@ pub(super) async fn gather(
     let limit = commit.generation.config.limits.assembled_bytes;
     let mut assembler = Assembler::new(dialect, form, limit);
     let mut clock = Clock::new();
+    let rejection = |error| rejection(error, &commit.upstream.mask);
     while !assembler.is_done() {
         let (tier, left) = clock.next(commit)?;
         let data = match running.next(commit.patience, tier, left, record).await? {
@@ -41,7 +43,7 @@ pub(super) async fn gather(
             record.phase(Phase::Streaming);
         }
         assembler.push(data);
-        while let Some(facts) = assembler.take().map_err(rejection)? {
+        while let Some(facts) = assembler.take().map_err(&rejection)? {
             clock.saw(&facts);
             record.see(&facts);
             record.malformed(facts.malformed);
@@ -53,9 +55,10 @@ pub(super) async fn gather(
             return Err(Rejection::Gone);
         }
     }
-    let whole = assembler.finish().map_err(rejection)?;
+    let whole = assembler.finish().map_err(&rejection)?;
     if answer_facts(dialect, &whole).is_error {
         record.outcome(Outcome::UpstreamError, Some("error_in_200"));
+        return Ok(commit.upstream.mask.hide(whole));
     }
     Ok(whole)
 }
@@ -108,11 +111,14 @@ impl Clock {
     }
 }
 
-fn rejection(error: AssembleError) -> Rejection {
+fn rejection(error: AssembleError, mask: &Mask) -> Rejection {
     match error {
         AssembleError::TooLarge { limit } => Rejection::AnswerTooLarge { limit },
         AssembleError::Truncated => Rejection::Truncated,
         AssembleError::Malformed(what) => Rejection::UnexpectedContent { what },
-        AssembleError::Failed(error) => Rejection::UpstreamFailed(error),
+        AssembleError::Failed(mut error) => {
+            error.message = mask.hide_text(error.message);
+            Rejection::UpstreamFailed(error)
+        }
     }
 }

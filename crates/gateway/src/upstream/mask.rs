@@ -48,6 +48,18 @@ impl Mask {
         hidden.map_or(bytes, BytesMut::freeze)
     }
 
+    /// The same text without the key.
+    pub fn hide_text(&self, text: String) -> String {
+        let hidden = self.hide(Bytes::from(text));
+        // Whole characters became stars.
+        String::from_utf8_lossy(&hidden).into_owned()
+    }
+
+    /// There is no key to be hidden.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Hides the key in the values of all fields.
     pub fn hide_in(&self, headers: &mut HeaderMap) {
         if self.0.is_empty() {

@@ -240,7 +240,7 @@ impl Relay {
 
     /// Looks at a piece and says which of its bytes go on. `None`: none of them.
     fn pass(&mut self, piece: Piece, now: Instant) -> Option<Bytes> {
-        let Piece { bytes, facts } = piece;
+        let Piece { mut bytes, facts } = piece;
         self.see(&facts, now);
         let Source::Events {
             strip_usage,
@@ -267,7 +267,9 @@ impl Relay {
                 // Nothing that follows an error can be trusted, an end marker least of all. If clients would take it for silence,
                 // it is said again in a shape that they know.
                 self.told = error.native;
-                let message = error.message.clone();
+                let mask = &self.upstream.mask;
+                let message = mask.hide_text(error.message.clone());
+                bytes = mask.hide(bytes);
                 self.fail(
                     Outcome::UpstreamError,
                     "error_event",
