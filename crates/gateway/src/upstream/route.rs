@@ -79,10 +79,10 @@ impl Routes {
                 .find(|(prefix, _)| model.starts_with(prefix.as_str()))
                 .map(|(_, index)| *index)
         });
+        // At most one: the configuration has been asked.
         let open = || {
-            self.upstreams
-                .iter()
-                .position(|u| u.settings.models.is_empty() && self.upstreams.len() == 1)
+            let mut upstreams = self.upstreams.iter();
+            upstreams.position(|u| u.settings.models.is_empty())
         };
         let index = match (listed.or_else(open), self.unknown) {
             (Some(index), _) => index,

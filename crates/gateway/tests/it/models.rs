@@ -108,3 +108,41 @@ async fn a_model_is_described_while_all_slots_are_taken() {
     up.wait_for(|t| t.running == 0, SOON).await.expect("gone");
     gate.settled(&up).await;
 }
+
+/// What no list names goes to the upstream that has none, wherever it stands, and is listed there.
+#[tokio::test]
+async fn what_nobody_lists_goes_to_the_upstream_without_a_list() {
+    for open_one in [0, 1] {
+        let (one, two) = (
+            upstream(Script::default()).await,
+            upstream(Script::default()).await,
+        );
+        let gate = gateway(&one, |c| {
+            let second = Upstream::new("two", Kind::Other, vec![endpoint(two.addr())]);
+            c.upstreams.push(second);
+            c.upstreams[1 - open_one].models = vec!["big-*".into()];
+            c.unknown_models = UnknownModels::Refuse;
+        });
+        let ups = [&one, &two];
+        for (model, goes_to) in [("tiny", open_one), ("big-7b", 1 - open_one)] {
+            let before = ups[goes_to].truth().calls_begun;
+            let mut body = stream(json!({"tokens": 1}));
+            body["model"] = json!(model);
+            let mut client = gate.post(CHAT, &body).await;
+            assert_eq!(
+                client.final_head().await.expect("head").status,
+                200,
+                "{model}"
+            );
+            assert_eq!(ups[goes_to].truth().calls_begun, before + 1, "{model}");
+        }
+        let (_, list) = get(&gate, "/v1/models", &[]).await;
+        let ids: Vec<_> = list["data"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|m| m["id"].clone())
+            .collect();
+        assert_eq!(ids, ["tiny"]);
+    }
+}
