@@ -6,6 +6,9 @@ use tidegate_wire::UsageSource;
 
 use super::outcome::WorkEnd;
 
+/// Least time over which a pace is taken.
+const PACE_TIME: Duration = Duration::from_millis(50);
+
 /// A call whose client has left, and whose request was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -76,16 +79,17 @@ impl Ended {
         match self.pace() {
             Some(pace) => {
                 let unseen = (pace * self.kept.as_secs_f64()).round() as u64;
-                (Some(self.after + unseen), Known::Estimated)
+                (Some(self.after.saturating_add(unseen)), Known::Estimated)
             }
             None => (None, Known::Unknown),
         }
     }
 
-    /// Tokens a second, as long as somebody was there.
+    /// Tokens a second, as long as somebody was there. What came at once tells no pace.
     fn pace(&self) -> Option<f64> {
-        let time = self.left.checked_sub(self.first_token?)?.as_secs_f64();
-        (self.before >= 2 && time > 0.0).then(|| (self.before - 1) as f64 / time)
+        let time = self.left.checked_sub(self.first_token?)?;
+        let known = self.before >= 2 && time >= PACE_TIME;
+        known.then(|| (self.before - 1) as f64 / time.as_secs_f64())
     }
 }
 
@@ -153,6 +157,11 @@ mod tests {
         // Twenty tokens in two seconds.
         assert_eq!(closed.tokens(), (Some(50), Known::Estimated));
         assert_eq!(closed.waste().time, 5 * S);
+        let at_once = Ended {
+            left: S + Duration::from_millis(3),
+            ..closed
+        };
+        assert_eq!(at_once.tokens(), (None, Known::Unknown));
         let in_prefill = Ended {
             first_token: None,
             before: 0,

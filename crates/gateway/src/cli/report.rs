@@ -140,8 +140,9 @@ fn add(sums: &mut BTreeMap<[String; 3], Sums>, call: &Value) {
     ));
     row.retries += u64::from(call["retry_of"].is_string());
     row.lost += u64::from(call["outcome"] == "lost");
-    row.output_tokens += count("output_tokens");
-    row.wasted_tokens += count("wasted_tokens");
+    // The numbers are the upstreams' own.
+    row.output_tokens = row.output_tokens.saturating_add(count("output_tokens"));
+    row.wasted_tokens = row.wasted_tokens.saturating_add(count("wasted_tokens"));
     row.waste_unknown += u64::from(call["waste"] == "unknown");
     row.wasted_seconds += number("wasted_ms") / 1e3;
     row.wasted_money += number("wasted_money");
@@ -225,6 +226,14 @@ not a line
         );
         let table = of(log, false).stdout;
         assert_eq!(table.lines().count(), 3, "{table}");
+    }
+
+    #[test]
+    fn no_number_is_too_large_for_a_sum() {
+        let line = r#"{"model":"a","wait_end":"left","output_tokens":18446744073709551615}"#;
+        let told = of(&format!("{line}\n{line}\n"), true);
+        let value: Value = serde_json::from_str(&told.stdout).unwrap();
+        assert_eq!(value["rows"][0]["output_tokens"], u64::MAX);
     }
 
     #[test]
