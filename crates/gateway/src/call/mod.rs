@@ -238,7 +238,7 @@ async fn line(
     room_for_body(&generation.routes, &headers, record.flow())?;
     let arriving = (&headers, ask.body, ask.downstream.received());
     let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
-    record.received(&headers, &received);
+    record.received(&headers, &received).await?;
 
     let peek = look(route, &received).await?;
     let target = find_target(&generation.routes, peek.as_ref())

@@ -11,6 +11,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use tokio::time::Instant;
 
+use super::aside;
+use super::outcome::Rejection;
 use super::upload::Upload;
 use crate::auth::Principal;
 
@@ -34,27 +36,34 @@ struct Memory {
 pub struct Mark(u64);
 
 impl Mark {
-    /// `None`: the client says nothing from which its retry could be known. `body`: the whole request body, where it is here.
-    pub fn of(
+    /// `None`: the client says nothing from which its retry could be known. `body`: the whole request body, where it is here. A long one is
+    /// read beside the worker.
+    pub async fn of(
         headers: &HeaderMap,
         principal: &Principal,
         path: &str,
         body: &Upload,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, Rejection> {
         let mut hasher = DefaultHasher::new();
         principal.flow().hash(&mut hasher);
         path.hash(&mut hasher);
         if let Some(key) = headers.get("idempotency-key") {
             key.as_bytes().hash(&mut hasher);
-            return Some(Self(hasher.finish()));
+            return Ok(Some(Self(hasher.finish())));
         }
         // SDKs count their retries from the first try on, so the first one bears the header, too.
         let Upload::Whole { body, .. } = body else {
-            return None;
+            return Ok(None);
         };
-        headers.get("x-stainless-retry-count")?;
-        body.hash(&mut hasher);
-        Some(Self(hasher.finish()))
+        if !headers.contains_key("x-stainless-retry-count") {
+            return Ok(None);
+        }
+        let body = body.clone();
+        let hashed = aside(body.len(), move || {
+            body.hash(&mut hasher);
+            Self(hasher.finish())
+        });
+        hashed.await.map(Some)
     }
 }
 
@@ -95,6 +104,31 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_long_body_does_not_hold_up_the_worker() {
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static("x-stainless-retry-count"),
+            http::HeaderValue::from_static("0"),
+        )]);
+        let principal = Principal::default();
+        let mut marks = Vec::new();
+        for (bytes, here) in [(1000, true), (2 << 20, false)] {
+            let body = Upload::whole_for_tests(vec![b'x'; bytes].into());
+            for _ in 0..2 {
+                let mut mark = std::pin::pin!(Mark::of(&headers, &principal, "/", &body));
+                let first =
+                    std::future::poll_fn(|cx| std::task::Poll::Ready(mark.as_mut().poll(cx)));
+                let mark = match first.await {
+                    std::task::Poll::Ready(mark) if here => mark,
+                    std::task::Poll::Pending if !here => mark.await,
+                    other => panic!("{bytes}: {other:?}"),
+                };
+                marks.push(mark.unwrap().expect("a mark"));
+            }
+        }
+        assert!(marks[0] == marks[1] && marks[2] == marks[3] && marks[0] != marks[2]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_memory_is_bounded_in_number_and_time() {

@@ -86,6 +86,13 @@ impl Upload {
         Self::Gone
     }
 
+    #[cfg(test)]
+    pub(super) fn whole_for_tests(body: Bytes) -> Self {
+        let budget = Arc::new(BodyBudget::new(Gauge::default()));
+        let lease = Arc::new(Lease::new(&budget));
+        Self::Whole { body, lease }
+    }
+
     /// In bytes; 0 if not announced.
     pub fn len(&self) -> u64 {
         match self {
