@@ -329,7 +329,8 @@ async fn admit(
         .within(Tier::Queue, upstream.settings.timeouts.queue, &mut place)
         .await
     {
-        Ok(Ok(started)) => Ok(started),
+        Ok(Ok(started)) if started.queued_for.is_zero() => Ok(started),
+        Ok(Ok(started)) => still_there(patience).await.map(|()| started),
         Ok(Err(_closed)) => Err(Rejection::Draining),
         Err(Rejection::Timeout(tier)) => {
             let retry_after = place.retry_after();
@@ -341,6 +342,18 @@ async fn admit(
             }
         }
         Err(over) => Err(over),
+    }
+}
+
+/// That a client has left while its call was queued may be known to the kernel and not yet to us, above all where many leave at once: what was
+/// freed by one would be given to the next. So the sockets are looked at before anything is sent, and (HTTP/2) the streams after them.
+async fn still_there(patience: &Patience) -> Result<(), Rejection> {
+    for _ in 0..2 {
+        tokio::task::yield_now().await;
+    }
+    match patience.gone() {
+        Some(gone) if gone.is_set() => Err(Rejection::Gone),
+        _ => Ok(()),
     }
 }
 

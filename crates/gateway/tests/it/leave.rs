@@ -80,6 +80,35 @@ async fn c16_whoever_leaves_the_queue_never_touches_the_upstream() {
     drop(halves);
 }
 
+/// All who wait leave, then the one whose slot they wait for, in one breath: what it sets free is given to none of them.
+#[tokio::test]
+async fn c16_whoever_has_left_is_given_no_slot_by_the_one_that_leaves_next() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(1);
+        only(c).queue = 100;
+    });
+    for round in 1..=40 {
+        let holder = gate
+            .post(CHAT, &stream(json!({"stall": {"at": "head"}})))
+            .await;
+        up.wait_for(|t| t.running == 1, SOON)
+            .await
+            .expect("running");
+        let mut waiting = Vec::new();
+        for _ in 0..8 {
+            waiting.push(gate.post(CHAT, &stream(json!({}))).await);
+        }
+        gate.eventually("all are queued", |g| g.metric("queued", &[]) == 8.0)
+            .await;
+        waiting.into_iter().for_each(RawClient::leave_fin);
+        holder.leave_fin();
+        gate.eventually("all is over", |g| g.counted().is_empty())
+            .await;
+        assert_eq!(up.truth().calls_begun, round, "only the first reached it");
+    }
+}
+
 #[tokio::test]
 async fn c02_c16_leaving_while_the_connection_is_opened() {
     let hole = BlackHole::start(LOCALHOST).expect("a black hole");
