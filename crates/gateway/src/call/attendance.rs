@@ -22,6 +22,8 @@ pub struct Attendance {
     /// A background response.
     background: bool,
     left: Option<Left>,
+    /// The limiter counts it as abandoned.
+    away: bool,
     overrun: Option<Bound>,
     /// A retry can take the call up.
     orphan: Option<Arc<Orphan>>,
@@ -52,6 +54,7 @@ impl Attendance {
             upstream: Arc::clone(upstream),
             background,
             left: None,
+            away: false,
             overrun: None,
             orphan: writer.as_ref().map(|writer| Arc::clone(writer.orphan())),
             writer,
@@ -66,6 +69,7 @@ impl Attendance {
             upstream: Arc::clone(upstream),
             background: false,
             left: None,
+            away: false,
             overrun: None,
             orphan: None,
             writer: None,
@@ -162,9 +166,10 @@ impl Attendance {
     }
 
     fn come_back(&mut self) {
-        let Some(waiter) = self.waiter.as_mut().filter(|_| self.left.is_some()) else {
+        let Some(waiter) = self.waiter.as_mut().filter(|_| self.away) else {
             return;
         };
+        self.away = false;
         // The limit of attended calls is that of all; the call has its place in it.
         let _ = waiter.come_back();
         self.left = None;
@@ -220,6 +225,7 @@ impl Attendance {
             return Err(Rejection::Gone);
         };
         waiter.step_away();
+        self.away = true;
         let orphan = self.orphan.as_ref().filter(|orphan| orphan.is_open());
         let attach = self.upstream.settings.attach.filter(|_| orphan.is_some());
         let leaving = Leaving {

@@ -245,7 +245,11 @@ impl Pump {
         let mut stopped = false;
         loop {
             let Ok(who) = self.follow() else {
-                return Over::Left;
+                // Unless a retry has just sat down.
+                if self.gives_up() {
+                    return Over::Left;
+                }
+                continue;
             };
             let full = self.put_down();
             if let (Some(full), Who::Nobody) = (full, who)
