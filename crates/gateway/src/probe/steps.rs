@@ -181,7 +181,7 @@ impl Probe<'_> {
     }
 
     /// A stream that has begun to generate.
-    async fn running(&self, call: &Call, within: Duration) -> Result<Exchange, String> {
+    pub(super) async fn running(&self, call: &Call, within: Duration) -> Result<Exchange, String> {
         let begun = self.server.begin(call).await.map_err(|t| t.to_string())?;
         let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
         if !head.status.is_success() {

@@ -229,19 +229,13 @@ impl Probe<'_> {
     /// From token to token, over a stream of so many.
     async fn token_time(&mut self, tokens: u32) -> Result<Duration, String> {
         let call = self.call(true, tokens)?;
-        let begun = self.server.begin(&call).await.map_err(|t| t.to_string())?;
-        let (mut exchange, _) = begun.head(PATIENCE).await.map_err(|t| t.to_string())?;
+        let mut exchange = self.running(&call, PATIENCE).await?;
+        let first = Instant::now();
+        // One that does not end where it was asked to is left there.
         exchange
-            .deltas(1, PATIENCE)
+            .deltas(tokens, PATIENCE)
             .await
             .map_err(|t| t.to_string())?;
-        let first = Instant::now();
-        while exchange
-            .facts(PATIENCE)
-            .await
-            .map_err(|t| t.to_string())?
-            .is_some()
-        {}
         Ok(first.elapsed() / (exchange.deltas.max(2) - 1))
     }
 
