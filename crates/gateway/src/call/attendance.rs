@@ -11,6 +11,8 @@ use super::attach::orphan::{Orphan, Who, Writer};
 use super::contract::{self, Bound, Bounds, Fate, Leaving};
 use super::deadline::{Patience, Tier};
 use super::outcome::Rejection;
+use super::settle::Record;
+use super::table::Entry;
 use crate::upstream::Upstream;
 
 /// The client's side of a call that has its slot. Dropping it says that the client has left.
@@ -30,6 +32,8 @@ pub struct Attendance {
     writer: Option<Writer>,
     /// Its first client is there, as far as is known.
     first: bool,
+    /// What others see of the call.
+    entry: Option<Arc<Entry>>,
 }
 
 /// When the client left, and how far the call goes on without it.
@@ -42,23 +46,21 @@ struct Left {
 }
 
 impl Attendance {
-    /// `writer`: what a retry can take the call up by.
+    /// `writer`: what a retry can take the call up by. `record`: of the call, which others see leave.
     pub fn new(
         waiter: Waiter,
         upstream: &Arc<Upstream>,
         background: bool,
         writer: Option<Writer>,
+        record: &Record,
     ) -> Self {
         Self {
             waiter: Some(waiter),
-            upstream: Arc::clone(upstream),
             background,
-            left: None,
-            away: false,
-            overrun: None,
             orphan: writer.as_ref().map(|writer| Arc::clone(writer.orphan())),
             writer,
-            first: true,
+            entry: record.entry().cloned(),
+            ..Self::without_slot(upstream)
         }
     }
 
@@ -74,6 +76,7 @@ impl Attendance {
             orphan: None,
             writer: None,
             first: true,
+            entry: None,
         }
     }
 
@@ -242,8 +245,10 @@ impl Attendance {
             Fate::ReadOn(bounds) => (bounds, Bound::Time),
             Fate::Grace(bounds) => (bounds, Bound::Grace),
         };
-        if let Some(orphan) = orphan {
-            orphan.entry().left_for_now();
+        match (orphan, &self.entry) {
+            (Some(orphan), _) => orphan.entry().left_for_now(),
+            (None, Some(entry)) => entry.left_for_good(),
+            (None, None) => {}
         }
         let at = Instant::now();
         self.left = Some(Left { at, bounds, late });

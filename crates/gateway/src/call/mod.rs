@@ -273,7 +273,7 @@ async fn line(
     let writer = ticket.and_then(|ticket| ticket.list(of, &patience, record));
     let mut held = Held {
         slot: started.slot,
-        attendance: Attendance::new(started.waiter, &upstream, wish.background, writer),
+        attendance: Attendance::new(started.waiter, &upstream, wish.background, writer, record),
     };
 
     let prepared = Prepared {

@@ -258,10 +258,16 @@ impl Entry {
         self.left_ms.store(millis(after), Ordering::Relaxed);
     }
 
-    /// Left just now, in the grace for its client's retry.
-    pub fn left_for_now(&self) {
+    /// Left just now, and it goes on for nobody.
+    pub fn left_for_good(&self) {
         self.left(self.began.elapsed());
         self.state(State::Abandoned);
+        self.attachable(false);
+    }
+
+    /// Left just now, in the grace for its client's retry.
+    pub fn left_for_now(&self) {
+        self.left_for_good();
         self.attachable(true);
     }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate::config::{ClientKey, Config, Contract};
-use tidegate_rig::{RawClient, Script};
+use tidegate_rig::{FakeUpstream, RawClient, Script};
 
+use crate::h2::Client as H2Client;
 use crate::support::{
     CANCEL, CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, ask, gateway, only, slots, stream,
     upstream, whole,
@@ -122,6 +123,98 @@ async fn a_call_is_seen_in_every_phase_until_its_slot_is_back() {
     assert_eq!((status, &told["ended"]), (200, &json!(1)));
     gate.settled(&up).await;
     assert!(listed(&gate).await.is_empty());
+}
+
+/// A call that is read on for nobody says so from the moment its client leaves, before its answer has begun too. Nobody waits for it, so
+/// its client cannot end it any more.
+#[tokio::test]
+async fn a_call_that_runs_on_is_not_shown_as_attended() {
+    let drain: fn(&mut Config) = |c| {
+        only(c).abandon.contract = Contract::Drain;
+        only(c).abandon.time = Duration::from_secs(3600);
+    };
+    for path in [CHAT, RESPONSES, MESSAGES] {
+        for (stream, at) in [
+            (true, json!("head")),
+            (true, json!({"event": 2})),
+            (false, json!("head")),
+        ] {
+            left_and_read_on(path, json!({"stream": stream}), at, drain).await;
+        }
+    }
+    for stream in [true, false] {
+        let fields = json!({"stream": stream, "background": true});
+        left_and_read_on(RESPONSES, fields, json!("head"), |_| {}).await;
+    }
+}
+
+async fn left_and_read_on(path: &str, fields: Value, at: Value, change: fn(&mut Config)) {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        with_admin(c);
+        change(c);
+    });
+    let mut body = ask(fields);
+    body["rig"] = json!({"stall": {"at": at}});
+    let mut client = gate.client().await;
+    let headers = [("x-tidegate-call", "job:9")];
+    let bytes = body.to_string();
+    let sent = client.request("POST", path, &headers, bytes.as_bytes());
+    sent.await.expect("sent");
+    let waits = |c: &Value| c["waiting"] == true && c["state"] == "attended";
+    up.wait_for(|t| t.running == 1, SOON)
+        .await
+        .expect("it runs");
+    if body["stream"] == true && at != "head" {
+        client.final_head().await.expect("head");
+        client.events(2).await.expect("events");
+    }
+    the_call(&gate, "attended", waits).await;
+    client.leave_rst().expect("left");
+    is_abandoned(&gate).await;
+    let mut cancel = gate.client().await;
+    let none = cancel.request("POST", "/v1/calls/job:9/cancel", &[], b"");
+    none.await.expect("sent");
+    assert_eq!(cancel.final_head().await.expect("head").status, 404);
+    assert_eq!(up.truth().running, 1, "{path} {at}: it runs on");
+    kill_all(&gate, &up).await;
+}
+
+/// The same over HTTP/2: the stream is reset, and its connection stays.
+#[tokio::test]
+async fn a_reset_stream_that_runs_on_is_not_shown_as_attended() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        with_admin(c);
+        only(c).abandon.contract = Contract::Drain;
+    });
+    for body in [stream as fn(Value) -> Value, whole] {
+        let mut client = H2Client::connect_to(gate.addr()).await;
+        let asked = client.post(CHAT, &body(json!({"stall": {"at": "head"}})));
+        let asked = tokio::spawn(asked);
+        up.wait_for(|t| t.running == 1, SOON)
+            .await
+            .expect("it runs");
+        asked.abort();
+        is_abandoned(&gate).await;
+        kill_all(&gate, &up).await;
+    }
+}
+
+/// The one call runs on for nobody, says its metric, and so does its row.
+async fn is_abandoned(gate: &Gate) {
+    gate.eventually("abandoned", |g| g.metric("abandoned", &[]) == 1.0)
+        .await;
+    let call = the_call(gate, "abandoned", |c| c["state"] == "abandoned").await;
+    assert_eq!(call["waiting"], false, "{call}");
+    assert!(call["left_seconds"].is_f64(), "{call}");
+    assert_eq!(call["attachable"], false, "{call}");
+}
+
+async fn kill_all(gate: &Gate, up: &FakeUpstream) {
+    let (status, _) = admin(gate, "DELETE", "/admin/upstreams/default/calls").await;
+    assert_eq!(status, 200);
+    gate.settled_with(up, 0).await;
 }
 
 /// In each phase, under each contract: the upstream is told at once, the slot is free, the client hears of it in its own dialect.
