@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -359,9 +360,41 @@ fn log(written: &file::Log, findings: &mut Findings) -> Log {
         let help = "write a path such as \"/var/lib/tidegate/calls\", or leave it out";
         findings.wrong(at, "is empty", help);
     }
+    let journal = name.map(|name| findings.resolve(at, name));
+    if let Some(path) = journal.as_deref().filter(|_| name != Some(&String::new())) {
+        check_journal(path, at, findings);
+    }
     Log {
-        journal: name.map(|name| findings.resolve(at, name)),
+        journal,
         ..Log::from(written)
+    }
+}
+
+/// What stands where the journal is to be is replaced at the start if it is no journal: it must be nothing that the configuration reads.
+/// Called after all of it was read.
+fn check_journal(path: &Path, at: &str, findings: &mut Findings) {
+    use std::os::unix::fs::MetadataExt as _;
+    let Ok(here) = std::fs::metadata(path) else {
+        return;
+    };
+    let is_here = |file: &PathBuf| {
+        let there = std::fs::metadata(file);
+        there.is_ok_and(|there| (there.dev(), there.ino()) == (here.dev(), here.ino()))
+    };
+    let read = findings.watch.iter().find(|file| is_here(file));
+    if let Some(read) = read {
+        let what = format!("{} is a file of the configuration", read.display());
+        findings.wrong(
+            at,
+            what,
+            "give the journal a file of its own, which is made if it is not there",
+        );
+    } else if !here.is_file() {
+        findings.wrong(
+            at,
+            "is no file",
+            "write the path of a file, which is made if it is not there",
+        );
     }
 }
 

@@ -232,7 +232,12 @@ fn lock(path: &Path) -> Result<File, JournalError> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)
-        .map_err(failed)?;
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP) => failed(io::Error::other(
+                "it is a symbolic link, and none is followed",
+            )),
+            _ => failed(error),
+        })?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(failed(io::Error::other("it is no file")));
     }

@@ -107,12 +107,15 @@ fn what_cannot_be_a_file_is_an_error() {
     std::fs::create_dir(&folder).unwrap();
     let link = folder.with_extension("link");
     std::os::unix::fs::symlink("/nowhere", &link).unwrap();
-    for path in [folder.clone(), folder.join("no/such/calls"), link] {
+    for (path, why) in [
+        (folder.clone(), "Is a directory"),
+        (folder.join("no/such/calls"), "No such file"),
+        (link, "it is a symbolic link"),
+    ] {
         let error = Journal::open(&path, Counter::default()).unwrap_err();
-        assert!(
-            error.to_string().contains("log.journal is a file"),
-            "{error}"
-        );
+        let error = error.to_string();
+        assert!(error.contains("log.journal is a file"), "{error}");
+        assert!(error.contains(why), "{error}");
     }
 }
 

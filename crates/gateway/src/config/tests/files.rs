@@ -283,3 +283,39 @@ fn lists_of_keys() {
     assert!(load(&open.clone().env("TIDEGATE_KEYS", "a: b")).is_ok());
     assert!(load(&open.flag("--allow-unauthenticated", "true")).is_ok());
 }
+
+/// What stands at the journal's path and is no journal is set aside at the start.
+#[test]
+fn a_journal_is_no_file_that_the_configuration_reads_and_no_folder() {
+    for (journal, named) in [
+        ("tidegate.toml", "tidegate.toml"),
+        ("link", "tidegate.toml"),
+        ("hard", "tidegate.toml"),
+        ("client.key", "client.key"),
+        ("upstream.key", "upstream.key"),
+        ("ca.pem", "ca.pem"),
+    ] {
+        let folder = Folder::new(&format!("journal-{journal}"));
+        folder.write("client.key", "a-key-of-a-client-1");
+        folder.write("upstream.key", "a-key-of-an-upstream-1");
+        folder.write("ca.pem", "roots");
+        let text = format!(
+            "[log]\njournal = \"{journal}\"\n[[keys]]\nname = \"ci\"\nkey_file = \"client.key\"\n\
+             [[upstreams]]\nurl = \"https://a\"\napi_key_file = \"upstream.key\"\ntls.ca_file = \"ca.pem\"\n"
+        );
+        let sources = file_with(&folder, &text);
+        let file = folder.0.join("tidegate.toml");
+        std::os::unix::fs::symlink(&file, folder.0.join("link")).unwrap();
+        std::fs::hard_link(&file, folder.0.join("hard")).unwrap();
+        let said = refusal(&sources);
+        assert!(
+            said.contains(&format!("{named} is a file of the configuration")),
+            "{journal}: {said}"
+        );
+        assert!(said.contains("log.journal"), "{said}");
+    }
+    let folder = Folder::new("journal-folder");
+    let text = "[log]\njournal = \".\"\n[[upstreams]]\nurl = \"http://a\"\n";
+    let said = refusal(&file_with(&folder, text));
+    assert!(said.contains("log.journal: is no file"), "{said}");
+}
