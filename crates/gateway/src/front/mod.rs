@@ -278,9 +278,13 @@ fn is_anthropic(headers: &HeaderMap) -> bool {
 
 /// The id that the client chose for its call, to end it by.
 fn own_id(headers: &HeaderMap) -> Result<Option<Arc<str>>, Rejection> {
-    let Some(value) = headers.get(X_TIDEGATE_CALL) else {
+    let mut values = headers.get_all(X_TIDEGATE_CALL).iter();
+    let Some(value) = values.next() else {
         return Ok(None);
     };
+    if values.next().is_some() {
+        return Err(Rejection::BadCallId);
+    }
     let valid = |id: &&str| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
         (1..=64).contains(&id.len()) && id.bytes().all(plain)

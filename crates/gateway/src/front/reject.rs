@@ -174,7 +174,7 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::AnswerTooLarge { limit } => format!("the model server's answer is longer than {limit} bytes; ask with `\"stream\": true`, or raise limits.assembled").into(),
         Rejection::UnexpectedContent { what } => format!("the model server sent {what}").into(),
         Rejection::Stopped(by) => by.message().into(),
-        Rejection::BadCallId => "x-tidegate-call cannot be used: send 1 to 64 letters, digits and - _ . :".into(),
+        Rejection::BadCallId => "x-tidegate-call cannot be used: send one, of 1 to 64 letters, digits and - _ . :".into(),
         Rejection::NoSuchCall => "no call of this key with this id is running".into(),
         Rejection::NothingToResume => "there is no call to resume: it is over, its time for that is up, or this request is not the same (key, Idempotency-Key, path and body); send it without x-tidegate-resume to begin a new one".into(),
         Rejection::TakenOver => "a newer retry of this request has its answer".into(),

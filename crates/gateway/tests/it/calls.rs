@@ -434,6 +434,14 @@ async fn an_id_that_cannot_be_used_is_said_so() {
         );
     }
     let mut client = gate.client().await;
+    let (body, two) = (
+        ask(json!({})).to_string(),
+        [("x-tidegate-call", "a"), ("x-tidegate-call", "b")],
+    );
+    let sent = client.request("POST", CHAT, &two, body.as_bytes());
+    sent.await.expect("sent");
+    assert_eq!(client.final_head().await.expect("head").status, 400, "two");
+    let mut client = gate.client().await;
     client
         .request("GET", "/v1/calls/a/cancel", &[], b"")
         .await
