@@ -235,7 +235,7 @@ async fn line(
     let patience = Patience::new(ask.gone, caller.cut.clone()).with_entry(record.entry().cloned());
 
     record.phase(Phase::Body);
-    room_for_body(&generation.routes, &headers, record.flow())?;
+    room_for_body(caller, &generation.routes, &headers, record.flow())?;
     let arriving = (&headers, ask.body, ask.downstream.received());
     let received = upload::receive(caller, &generation, &patience, route, arriving).await?;
     record.received(&headers, &received).await?;
@@ -308,11 +308,16 @@ async fn line(
 }
 
 /// Refuses before a byte of the body is read, if every upstream would turn the request away.
-fn room_for_body(routes: &Routes, headers: &HeaderMap, flow: u64) -> Result<(), Rejection> {
+fn room_for_body(
+    caller: &Caller,
+    routes: &Routes,
+    headers: &HeaderMap,
+    flow: u64,
+) -> Result<(), Rejection> {
     let bytes = upload::announced(headers).unwrap_or(0);
     let limiters = routes.upstreams().iter().map(|u| &u.limiter);
     match admission::would_shed(limiters, bytes, flow) {
-        Some(shed) if !attach::may_find(routes.upstreams(), headers) => Err(shed.into()),
+        Some(shed) if !attach::may_find(&caller.orphans, headers) => Err(shed.into()),
         _ => Ok(()),
     }
 }

@@ -8,7 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::header::HeaderName;
+use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 
 use super::aside;
@@ -20,6 +21,15 @@ use crate::auth::Principal;
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// How many of them.
 const REMEMBERED_MAX: usize = 4096;
+
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What the client named its request by. An empty name is none, and several are none: nobody knows which of them the retry will have.
+pub fn idempotency_key(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let key = keys.next().filter(|key| !key.is_empty())?;
+    keys.next().is_none().then_some(key)
+}
 
 /// Abandoned calls by what their retry would be known by. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +57,7 @@ impl Mark {
         let mut hasher = DefaultHasher::new();
         principal.flow().hash(&mut hasher);
         path.hash(&mut hasher);
-        if let Some(key) = headers.get("idempotency-key") {
+        if let Some(key) = idempotency_key(headers) {
             key.as_bytes().hash(&mut hasher);
             return Ok(Some(Self(hasher.finish())));
         }

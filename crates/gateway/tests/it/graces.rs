@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::config::Attach;
+use tidegate::config::{Attach, ClientKey};
 use tidegate_rig::{BodyEnd, RawClient, Script};
 
 use crate::attach::{LONG, answer, endless, graced, left, named, post, post_with, stuck};
-use crate::support::{CANCEL, CHAT, Gate, SOON, gateway, only, stream, upstream};
+use crate::support::{CANCEL, CHAT, Gate, SOON, gateway, only, slots, stream, upstream};
 
 /// Past a bound of bytes nobody can take a call up any more, and it ends as its contract says.
 #[tokio::test]
@@ -228,7 +228,8 @@ async fn a_drain_ends_the_grace() {
     assert!(lines.iter().all(|l| l["outcome"] == "client_closed"));
 }
 
-/// A reload that takes the grace away leaves what waits alone: its own settings hold to its end.
+/// A reload that takes the grace away leaves what waits alone: its own settings hold to its end, so its retry still finds it, and one that
+/// is turned away for want of room too. What begins after it has no grace.
 #[tokio::test]
 async fn a_reload_leaves_what_waits_alone() {
     let up = upstream(Script::default()).await;
@@ -237,18 +238,103 @@ async fn a_reload_leaves_what_waits_alone() {
     left(&gate, &key, &body).await;
     let mut without = gate.config();
     only(&mut without).attach = None;
+    only(&mut without).slots = slots(1);
+    only(&mut without).queue = 0;
     gate.gateway.reload(without).expect("it is used");
-    let mut plain = post(&gate, CHAT, &key, &body).await;
-    let head = plain.final_head().await.expect("head");
-    assert_eq!(head.header("x-tidegate-attached"), None);
-    plain.leave_fin();
-    gate.gateway.reload(gate.config()).expect("it is used");
-    let mut retry = post(&gate, CHAT, &key, &body).await;
-    let head = retry.final_head().await.expect("head");
-    assert!(head.header("x-tidegate-attached").is_some());
-    retry.leave_fin();
+    for resume in [&[][..], &[("x-tidegate-resume", "1")]] {
+        let headers = [&[("idempotency-key", &*key)], resume].concat();
+        let mut retry = post_with(&gate, CHAT, &headers, &body).await;
+        let head = retry.final_head().await.expect("head");
+        assert!(head.header("x-tidegate-attached").is_some(), "{head:?}");
+        assert_eq!(retry.events(3).await.expect("events").len(), 3);
+        retry.leave_fin();
+        gate.eventually("left again", |g| g.metric("abandoned", &[]) == 1.0)
+            .await;
+    }
+    assert_eq!(up.truth().calls_begun, 1);
+    let mut more_room = gate.config();
+    only(&mut more_room).attach = None;
+    gate.gateway.reload(more_room).expect("it is used");
+    let mut new = post(&gate, CHAT, &named("new"), &body).await;
+    new.final_head().await.expect("head");
+    new.leave_rst().expect("left");
+    up.wait_for(|t| t.calls_begun == 2 && t.running == 1, CANCEL)
+        .await
+        .expect("what began without a grace ends with its client");
+    let resume = [("idempotency-key", "none"), ("x-tidegate-resume", "1")];
+    let mut none = post_with(&gate, CHAT, &resume, &body).await;
+    assert_eq!(none.final_head().await.expect("head").status, 410);
     gate.gateway.drain().await;
     gate.settled(&up).await;
+}
+
+/// An empty name is none, and two are none: nothing of two equal requests side by side is taken for the other's.
+#[tokio::test]
+async fn a_name_that_names_nothing_takes_nothing_up() {
+    use sha2::Digest as _;
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        graced(c, LONG);
+        c.keys = vec![ClientKey {
+            name: "mine".into(),
+            sha256: sha2::Sha256::digest("mine").into(),
+        }];
+    });
+    let auth = ("authorization", "Bearer mine");
+    let two = [auth, ("idempotency-key", "a"), ("idempotency-key", "b")];
+    let (empty, blank) = (
+        [auth, ("idempotency-key", "")],
+        [auth, ("idempotency-key", "  ")],
+    );
+    let body = stuck(None);
+    for headers in [&empty[..], &blank, &two] {
+        up.reset();
+        let mut first = post_with(&gate, CHAT, headers, &body).await;
+        first.final_head().await.expect("head");
+        first.events(3).await.expect("events");
+        let mut second = post_with(&gate, CHAT, headers, &body).await;
+        let head = second.final_head().await.expect("head");
+        assert_eq!(head.header("x-tidegate-attached"), None, "{headers:?}");
+        assert_eq!(up.truth().running, 2, "{headers:?}");
+        first.leave_rst().expect("left");
+        second.leave_rst().expect("left");
+        up.wait_for(|t| t.running == 0, CANCEL)
+            .await
+            .expect("they end with their clients");
+    }
+    gate.settled(&up).await;
+    let lines = gate.stop();
+    assert!(
+        lines.iter().all(|line| line["retry_of"].is_null()),
+        "{lines:#?}"
+    );
+}
+
+/// A header that says no asks for nothing.
+#[tokio::test]
+async fn a_resume_that_says_no_is_none() {
+    let up = upstream(Script::default()).await;
+    for grace in [true, false] {
+        let gate = gateway(&up, |c| {
+            if grace {
+                graced(c, LONG);
+            }
+        });
+        for (value, status) in [
+            ("0", 200),
+            ("false", 200),
+            ("", 200),
+            ("1", 410),
+            ("yes", 410),
+        ] {
+            let headers = [("x-tidegate-resume", value)];
+            let quick = stream(json!({"tokens": 1}));
+            let mut client = post_with(&gate, CHAT, &headers, &quick).await;
+            let head = client.final_head().await.expect("head");
+            assert_eq!(head.status, status, "{value:?} {grace}");
+        }
+        gate.settled(&up).await;
+    }
 }
 
 /// An answer of a known length that came slowly and was handed on in full has no client that left.

@@ -6,18 +6,19 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::header::{ACCEPT, AUTHORIZATION, HeaderName};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderValue, Method};
 use sha2::{Digest, Sha256};
 use tokio::time::Duration;
 
 use super::deadline::{Patience, Tier};
 use super::downstream::{Downstream, Reader};
 use super::outcome::{Phase, Rejection};
-use super::retried::Mark;
+use super::retried::{Mark, idempotency_key};
 use super::settle::Record;
 use super::upload::Upload;
 use super::{Caller, Generation, Step, Worker, aside};
@@ -37,7 +38,6 @@ use tapped::Around;
 
 /// Asks for the running call or nothing: without one to take up, the request fails instead of starting a call.
 pub const RESUME: HeaderName = HeaderName::from_static("x-tidegate-resume");
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
 
 /// Where clients have no keys, this key is all that tells them apart: it must not be guessed.
@@ -65,6 +65,8 @@ pub struct Orphans {
     /// A call is here as long as it has its writer, so there are as many as run or are kept.
     listed: Arc<Mutex<HashMap<Mark, Vec<Arc<Orphan>>>>>,
     budget: Budget,
+    /// A call was listed since the start. Where none ever was, nobody looks.
+    ever: Arc<AtomicBool>,
     /// The gateway drains: nobody can come back to it.
     closing: Signal,
 }
@@ -93,7 +95,8 @@ pub struct Ticket {
     mark: Mark,
     like: Likeness,
     named: bool,
-    bounds: (usize, usize),
+    /// Bytes of the answer that are kept, and of all. `None`: it is only looked for, and its own call cannot be taken up.
+    bounds: Option<(usize, usize)>,
 }
 
 /// What there is for a request.
@@ -129,8 +132,14 @@ impl Orphans {
         Self {
             listed: Arc::default(),
             budget: Budget::new(metrics),
+            ever: Arc::default(),
             closing,
         }
+    }
+
+    /// A call may be listed, of this generation or of one before it.
+    fn may_list_any(&self) -> bool {
+        self.ever.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Mark, Vec<Arc<Orphan>>>> {
@@ -169,7 +178,8 @@ impl Ticket {
             named: self.named,
             closing: orphans.closing.clone(),
         };
-        let orphan = Orphan::new(of, &orphans.budget, self.bounds);
+        let orphan = Orphan::new(of, &orphans.budget, self.bounds?);
+        orphans.ever.store(true, Ordering::Relaxed);
         let mut listed = orphans.lock();
         let alike = listed.entry(self.mark).or_default();
         alike.push(Arc::clone(&orphan));
@@ -200,9 +210,8 @@ impl Drop for Listed {
 }
 
 /// Whether a request that is turned away for want of room may have a call of its own to take up.
-pub fn may_find(upstreams: &[Arc<Upstream>], headers: &HeaderMap) -> bool {
-    upstreams.iter().any(|u| u.settings.attach.is_some())
-        && (headers.contains_key(IDEMPOTENCY_KEY) || is_retry(headers))
+pub fn may_find(orphans: &Orphans, headers: &HeaderMap) -> bool {
+    orphans.may_list_any() && (idempotency_key(headers).is_some() || is_retry(headers))
 }
 
 /// Where and for what a request looks.
@@ -210,11 +219,12 @@ pub fn may_find(upstreams: &[Arc<Upstream>], headers: &HeaderMap) -> bool {
 pub struct Look<'a> {
     caller: &'a Caller,
     generation: &'a Generation,
-    attach: config::Attach,
+    /// Off by now: only calls that began before that can be found.
+    attach: Option<config::Attach>,
     asked: &'a Asked<'a>,
 }
 
-/// `None`: the upstream's calls do not wait for their retries.
+/// `None`: no calls wait for their retries, neither this upstream's nor those that an earlier configuration has left.
 ///
 /// # Errors
 ///
@@ -223,13 +233,14 @@ pub fn look<'a>(
     (caller, generation, upstream): (&'a Caller, &'a Generation, &Upstream),
     asked: &'a Asked<'_>,
 ) -> Result<Option<Look<'a>>, Rejection> {
-    let Some(attach) = upstream.settings.attach else {
-        return if asked.headers.contains_key(RESUME) {
+    let attach = upstream.settings.attach;
+    if attach.is_none() && !caller.orphans.may_list_any() {
+        return if resumes(asked.headers) {
             Err(Rejection::NothingToResume)
         } else {
             Ok(None)
         };
-    };
+    }
     Ok(Some(Look {
         caller,
         generation,
@@ -251,7 +262,7 @@ impl Look<'_> {
     /// May be dropped: the seat goes with it.
     pub async fn own(self, patience: &Patience, record: &mut Record) -> Result<Found, Rejection> {
         let ticket = self.ticket(record).await?;
-        let resume = self.asked.headers.contains_key(RESUME);
+        let resume = resumes(self.asked.headers);
         let again = |ticket: &Ticket| ticket.named || resume || is_retry(self.asked.headers);
         let own = ticket.filter(again);
         let seat = own.and_then(|ticket| self.caller.orphans.find(&ticket));
@@ -309,7 +320,7 @@ impl Look<'_> {
         let (Some(mark), Upload::Whole { body, .. }) = (record.mark(), asked.received) else {
             return Ok(None);
         };
-        let key = asked.headers.get(IDEMPOTENCY_KEY);
+        let key = idempotency_key(asked.headers);
         let secret = || key.is_some_and(|key| key.len() >= SECRET_CHARS);
         let near = || asked.peer.ip().to_canonical().is_loopback();
         if generation.keys.is_open() && !(near() && secret()) {
@@ -324,9 +335,16 @@ impl Look<'_> {
             mark,
             like: Likeness(like.await?),
             named: key.is_some(),
-            bounds: (attach.bytes, generation.config.limits.attach_total_bytes),
+            bounds: attach
+                .map(|attach| (attach.bytes, generation.config.limits.attach_total_bytes)),
         }))
     }
+}
+
+/// It is to have its call or nothing: any value but one that says no.
+fn resumes(headers: &HeaderMap) -> bool {
+    let no = |value: &HeaderValue| matches!(value.as_bytes(), b"" | b"0" | b"false");
+    headers.get_all(RESUME).iter().any(|value| !no(value))
 }
 
 /// An SDK says so.
@@ -345,7 +363,7 @@ fn alike(asked: &Asked<'_>, principal: &str) -> Sha256 {
     part(principal.as_bytes());
     part(asked.method.as_str().as_bytes());
     part(asked.path_and_query.as_str().as_bytes());
-    let key = asked.headers.get(IDEMPOTENCY_KEY);
+    let key = idempotency_key(asked.headers);
     part(key.map_or(b"", |key| key.as_bytes()));
     for name in &ALIKE {
         let values = asked.headers.get_all(name);
