@@ -60,7 +60,7 @@ pub(crate) async fn answer(client: &mut RawClient) -> (ResponseHead, String, Bod
 }
 
 /// Without ids and times.
-fn normal(text: &str) -> String {
+pub(crate) fn normal(text: &str) -> String {
     let mut out = String::new();
     let mut run = String::new();
     for c in text.chars().chain([' ']) {

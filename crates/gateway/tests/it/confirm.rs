@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tidegate::config::{Config, Confirm, Contract};
-use tidegate_rig::{CallTruth, FakeUpstream, RawClient, Script};
+use tidegate::config::{Config, Confirm, Contract, Endpoint, HttpVersion};
+use tidegate_rig::{CallTruth, FakeUpstream, H2Front, H2Options, RawClient, Script};
 use tokio::task::JoinSet;
 
 use crate::binary::Program;
-use crate::support::{CHAT, Gate, SOON, gateway, only, slots, stream, upstream, whole};
+use crate::support::{
+    CHAT, Gate, LOCALHOST, SOON, gateway, gateway_at, only, slots, stream, upstream, whole,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const PAGES: [(&str, Confirm); 2] = [
@@ -441,5 +443,53 @@ async fn there_is_never_more_work_than_slots() {
     }
     while let Some(done) = servers.join_next().await {
         done.expect("a server");
+    }
+}
+
+/// The page comes over whatever the calls come over: HTTP/2 with prior knowledge, and TLS with a certificate of the operator's own.
+#[tokio::test]
+async fn a_server_is_asked_over_http2_and_over_tls_too() {
+    for (pages, confirm) in PAGES {
+        let up = showing(json!({"pages": pages, "slots": 4})).await;
+        let front = H2Front::start(LOCALHOST, up.addr(), H2Options::default()).await;
+        let front = front.expect("a port");
+        let over_http2 = gateway_at(front.addr(), |c| {
+            asks(c, confirm);
+            only(c).pool.http = HttpVersion::Http2;
+        });
+        let pair = crate::tls::pair();
+        let (port, task) = crate::tls::tls_front(&up, &pair).await;
+        let over_tls = gateway(&up, |c| {
+            asks(c, confirm);
+            let url = format!("https://localhost:{port}");
+            only(c).endpoints = vec![Endpoint::parse(&url).expect("an endpoint")];
+            only(c).tls.ca_file = Some(pair.cert.clone());
+        });
+        for (what, gate) in [("HTTP/2", &over_http2), ("TLS", &over_tls)] {
+            let late = json!({"late_ms": 1200});
+            let client = streaming(gate, endless(&late)).await;
+            let peer = client.local_addr().expect("an address");
+            client.leave_rst().expect("left");
+            up.wait_for(|t| t.unattended == 1, SOON)
+                .await
+                .expect("it runs on");
+            gate.eventually("kept", |g| g.metric("lingering", &[]) == 1.0)
+                .await;
+            while up.truth().running > 0 {
+                assert_eq!(
+                    gate.metric("lingering", &[]),
+                    1.0,
+                    "{what}: as long as it runs"
+                );
+                tokio::task::yield_now().await;
+            }
+            let line = gate.line_of(peer).await;
+            assert_eq!(line["end_known"], "confirmed", "{what}: {line}");
+            let read = gate.metric("confirm_polls_total", &[("result", "read")]);
+            let all = gate.metric("confirm_polls_total", &[]);
+            assert!(read >= 2.0 && read == all, "{what}: {read} of {all}");
+            assert_eq!(gate.counted(), [""; 0], "{what}");
+        }
+        task.abort();
     }
 }

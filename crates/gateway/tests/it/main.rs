@@ -38,6 +38,7 @@ mod pool;
 mod probe;
 mod refusals;
 mod reload;
+mod resumed;
 mod security;
 mod storms;
 mod streams;

@@ -22,8 +22,8 @@ use crate::support::{
 };
 
 /// A certificate for `localhost` and its key, as files.
-struct Pair {
-    cert: PathBuf,
+pub(crate) struct Pair {
+    pub(crate) cert: PathBuf,
     key: PathBuf,
 }
 
@@ -34,7 +34,7 @@ fn folder() -> PathBuf {
     path
 }
 
-fn pair() -> Pair {
+pub(crate) fn pair() -> Pair {
     let folder = folder();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let pair = Pair {
@@ -168,7 +168,7 @@ async fn c118_a_handshake_that_stops_is_ended_by_its_own_limit() {
 }
 
 /// TLS in front of a fake upstream.
-async fn tls_front(up: &FakeUpstream, pair: &Pair) -> (u16, AbortHandle) {
+pub(crate) async fn tls_front(up: &FakeUpstream, pair: &Pair) -> (u16, AbortHandle) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let key = PrivateKeyDer::from_pem_file(&pair.key).expect("PEM");
     let mut config = ServerConfig::builder_with_provider(provider)
