@@ -43,13 +43,29 @@ def test_llama_cpp(llama: Llama):
     assert verdicts["queue"] == "no_bound_seen"
     assert verdicts["usage"] == "at_the_end"
     assert verdicts["idle"] == "closes"
+    assert found["confirm"] == "llama-slots"
+    assert '# abandon.confirm = "llama-slots"' in found["config"]
     for line in ('kind = "llama.cpp"', "slots = 2", 'on_abandon = "cancel"', "ask_stream = true"):
         assert line in found["config"]
     # What it leads to is what the gateway takes, and the gateway runs with it.
     file = CACHE / "probed.toml"
-    file.write_text(found["config"])
+    file.write_text(found["config"].replace("# abandon.confirm", "abandon.confirm"))
     check = subprocess.run([str(binary()), "check", "--config", str(file)], capture_output=True, text=True, check=False)
     assert check.returncode == 0, check.stderr
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("route", ["completions", "messages", "responses"])
+def test_llama_cpp_by_another_api(route: str, llama: Llama):
+    run = probe(llama.url, "--json", "--quick", "--route", route, "--tokens", "1000000")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    verdicts = {finding["id"]: finding["verdict"] for finding in found["findings"]}
+    assert (found["kind"], found["route"]) == ("llama.cpp", f"/v1/{route}")
+    assert found["confirm"] == "llama-slots"
+    assert verdicts["stream"] == "stops"
+    assert verdicts["whole"] == "stops_late", "a look each second, when nothing else goes on"
+    assert verdicts["usage"] == "at_the_end"
 
 
 class Page(BaseHTTPRequestHandler):
@@ -161,7 +177,7 @@ def test_no_http():
     [
         ((404, "the model `huge` does not exist"), "does not answer /v1/chat/completions for the model `huge`"),
         ((429, "slow down"), "limits our rate"),
-        ((400, "no such field"), "refuses a plain chat call: 400: no such field"),
+        ((400, "no such field"), "refuses a plain call of /v1/chat/completions: 400: no such field"),
         ((200, "hello"), "does not stream"),
     ],
 )

@@ -94,6 +94,7 @@ def test_the_probe_tells_what_vllm_does(vllm: Vllm, note: Callable):
     assert verdicts["usage"] == "on_the_way"
     assert verdicts["idle"] == "closes"
     assert 'on_abandon = "cancel"' in found["config"]
+    assert '# abandon.confirm = "vllm-metrics"' in found["config"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

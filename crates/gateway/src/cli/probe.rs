@@ -13,6 +13,7 @@ pub(super) const HELP: &str = "\
 Examples:
   tidegate probe http://127.0.0.1:8000
   tidegate probe http://127.0.0.1:8000 --quick
+  tidegate probe http://127.0.0.1:8000 --route messages
   TIDEGATE_API_KEY=... tidegate probe https://api.example.com --model small --json > found.json
 
 Makes real calls, and leaves them: it says first how many calls and tokens that may cost. Does the server stop when a client leaves, with a
@@ -33,6 +34,9 @@ pub struct ProbeArgs {
     /// The model to ask for [default: the server's only one]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
+    /// The API to make its calls by
+    #[arg(long, value_name = "API", value_enum, default_value_t)]
+    route: probe::Route,
     /// Leave out long prompts and the queue, and make each step once
     #[arg(long)]
     quick: bool,
@@ -98,6 +102,7 @@ impl ProbeArgs {
                 endpoint,
                 key: key.map(Secret::new),
                 model: self.model,
+                route: self.route,
                 quick: self.quick,
                 at_once: self.at_once,
                 tokens: self.tokens,

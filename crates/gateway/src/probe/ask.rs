@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use http::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
 use http::{Method, Request, response};
 use http_body::Body as _;
 use http_body_util::Full;
@@ -15,12 +15,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use serde_json::{Value, json};
-use tidegate_wire::{Dialect, Facts, StreamScanner};
+use serde_json::Value;
+use tidegate_wire::{Facts, StreamScanner};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
+use super::route::Route;
 use crate::config::{Endpoint, Secret};
 
 /// Connecting and the TLS handshake together.
@@ -40,6 +41,7 @@ pub(super) struct Server {
     pub(super) key: Option<Secret>,
     pub(super) tls: Option<TlsConnector>,
     pub(super) model: String,
+    pub(super) route: Route,
     pub(super) dress: Dress,
 }
 
@@ -139,12 +141,12 @@ impl Server {
         let tcp = tcp?;
         let _ = tcp.set_nodelay(true);
         let Some(tls) = &self.tls else {
-            return Exchange::on(TokioIo::new(tcp)).await;
+            return self.exchange(TokioIo::new(tcp)).await;
         };
         let name = ServerName::try_from(host.to_owned())
             .map_err(|error| Trouble::Tls(error.to_string()))?;
         let tls = tls.connect(name, tcp).await;
-        Exchange::on(TokioIo::new(
+        self.exchange(TokioIo::new(
             tls.map_err(|error| Trouble::Tls(error.to_string()))?,
         ))
         .await
@@ -177,12 +179,8 @@ impl Server {
         if body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        if let Some(key) = &self.key
-            && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {}", key.expose()))
-        {
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
+        let host = self.endpoint.host.as_str();
+        self.route.head(host, self.key.as_ref(), headers);
         request
     }
 
@@ -199,32 +197,25 @@ impl Server {
     /// Sends a call; its head is not awaited.
     pub(super) async fn begin(&self, call: &Call) -> Result<Begun, Trouble> {
         let exchange = self.open().await?;
-        let request = self.request(Method::POST, "/v1/chat/completions", Some(&self.body(call)));
+        let body = self.route.body(&self.model, self.dress, call);
+        let request = self.request(Method::POST, self.route.path(), Some(&body));
         Ok(Begun { exchange, request })
     }
 
-    fn body(&self, call: &Call) -> Value {
-        let mut body = json!({
-            "model": self.model,
-            "messages": [{"role": "user", "content": call.prompt}],
-            "stream": call.stream,
-        });
-        let mut put = |key: &str, value: Value| {
-            if let Some(fields) = body.as_object_mut() {
-                fields.insert(key.to_owned(), value);
-            }
-        };
-        put(self.dress.bound, json!(call.tokens));
-        if self.dress.ignore_eos {
-            put("ignore_eos", json!(true));
-        }
-        if call.usage {
-            put(
-                "stream_options",
-                json!({"include_usage": true, "continuous_usage_stats": true}),
-            );
-        }
-        body
+    async fn exchange<I>(&self, io: TokioIo<I>) -> Result<Exchange, Trouble>
+    where
+        I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, conn) = handshake(io).await.map_err(|error| broken(&error))?;
+        Ok(Exchange {
+            conn: Box::pin(conn),
+            conn_over: false,
+            sender,
+            body: None,
+            scanner: StreamScanner::new(self.route.dialect(), EVENT_BYTES),
+            sent: Instant::now(),
+            deltas: 0,
+        })
     }
 }
 
@@ -265,22 +256,6 @@ impl Begun {
 }
 
 impl Exchange {
-    async fn on<I>(io: TokioIo<I>) -> Result<Self, Trouble>
-    where
-        I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    {
-        let (sender, conn) = handshake(io).await.map_err(|error| broken(&error))?;
-        Ok(Self {
-            conn: Box::pin(conn),
-            conn_over: false,
-            sender,
-            body: None,
-            scanner: StreamScanner::new(Dialect::OpenAi, EVENT_BYTES),
-            sent: Instant::now(),
-            deltas: 0,
-        })
-    }
-
     /// Sends a request and waits for the head of its answer.
     pub(super) async fn send(
         &mut self,

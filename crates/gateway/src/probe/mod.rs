@@ -17,6 +17,7 @@ use crate::upstream::connect;
 mod ask;
 mod crowd;
 mod report;
+mod route;
 mod shown;
 mod steps;
 mod survey;
@@ -25,6 +26,7 @@ mod tests;
 mod waits;
 
 pub use report::{Finding, Report, Verdict};
+pub use route::Route;
 
 use ask::{Server, Trouble};
 use shown::Shown;
@@ -35,6 +37,8 @@ pub struct Settings {
     pub endpoint: Endpoint,
     pub key: Option<Secret>,
     pub model: Option<String>,
+    /// The API that its calls are made by.
+    pub route: Route,
     /// Only what a setting follows from: no long prompt, no queue, each step once.
     pub quick: bool,
     /// Most calls at once, to fill the server.
@@ -150,8 +154,10 @@ pub async fn run(settings: &Settings, say: &mut dyn FnMut(&str)) -> Result<Repor
         Ok(Report {
             url: settings.endpoint.to_string(),
             model: probe.server.model.clone(),
+            route: settings.route.path(),
             kind,
             shows: probe.shown.name(),
+            confirm: probe.shown.confirm(),
             first_token_ms: waits::millis(probe.speed.first),
             tokens_per_second: 1.0 / probe.speed.token.as_secs_f64().max(1e-6),
             calls_at_once: probe.full,

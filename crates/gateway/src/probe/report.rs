@@ -48,9 +48,14 @@ pub struct Finding {
 pub struct Report {
     pub url: String,
     pub model: String,
+    /// The path that its calls went to.
+    pub route: &'static str,
     pub kind: Kind,
     /// What the verdicts rest on.
     pub shows: &'static str,
+    /// The setting `abandon.confirm` that reads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confirm: Option<&'static str>,
     pub first_token_ms: u64,
     pub tokens_per_second: f64,
     /// `None`: more than were tried.
@@ -82,8 +87,13 @@ impl Report {
         );
         let _ = writeln!(
             out,
-            "{} ({kind}), model {}: first token after {} ms, {:.0} tokens a second, {at_once}.\nIt shows {}.\n",
-            self.url, self.model, self.first_token_ms, self.tokens_per_second, self.shows
+            "{} ({kind}), model {}, by {}: first token after {} ms, {:.0} tokens a second, {at_once}.\nIt shows {}.\n",
+            self.url,
+            self.model,
+            self.route,
+            self.first_token_ms,
+            self.tokens_per_second,
+            self.shows
         );
         let width = self
             .findings
@@ -135,8 +145,18 @@ pub(super) fn config(report: &Report) -> String {
         let _ = writeln!(out, "slots = {calls} # so many ran at once");
     }
     out += &abandon(report);
+    if let Some(confirm) = report.confirm {
+        let _ = writeln!(
+            out,
+            "# It shows its running calls, so that slots can go by them. If this is one server, which only this gateway uses:\n# abandon.confirm = {}",
+            quoted(confirm)
+        );
+    }
     out += &ask_stream(report);
+    // Other APIs tell it without being asked.
+    let asked = report.route.ends_with("completions");
     match report.verdict("usage") {
+        _ if !asked => {}
         Verdict::OnTheWay | Verdict::AtTheEnd => out += "ask_usage = true # it answers\n",
         Verdict::Never => out += "ask_usage = false # it does not answer\n",
         _ => {}

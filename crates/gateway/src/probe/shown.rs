@@ -41,6 +41,15 @@ impl Shown {
         }
     }
 
+    /// The gateway's setting that reads the same.
+    pub(super) fn confirm(self) -> Option<&'static str> {
+        match self {
+            Self::Nothing => None,
+            Self::Vllm => Some("vllm-metrics"),
+            Self::Llama { .. } => Some("llama-slots"),
+        }
+    }
+
     /// Calls that run or wait in the server now. `None`: it is not shown.
     pub(super) async fn running(self, server: &Server) -> Option<u32> {
         match self {

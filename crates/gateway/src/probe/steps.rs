@@ -419,7 +419,7 @@ impl Probe<'_> {
         while let Some(facts) = exchange.facts(PATIENCE).await.map_err(|t| t.to_string())? {
             finished |= facts.finished;
             any |= facts.usage.is_some();
-            early |= facts.usage.is_some() && !finished;
+            early |= facts.usage.is_some() && facts.deltas > 0 && !finished;
         }
         Ok((early, any))
     }

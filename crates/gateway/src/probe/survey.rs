@@ -6,26 +6,11 @@ use http::StatusCode;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::ask::{self, Call, Dress, PATIENCE, Server, Trouble, Whole};
+use super::ask::{self, Call, PATIENCE, Server, Trouble, Whole};
 use super::shown::Shown;
 use super::{Allowance, Failure, Probe, Settings, Speed};
 use crate::config::Kind;
 
-/// The ways to bound an answer, the most telling first.
-const DRESSES: [Dress; 3] = [
-    Dress {
-        ignore_eos: true,
-        bound: "max_tokens",
-    },
-    Dress {
-        ignore_eos: false,
-        bound: "max_tokens",
-    },
-    Dress {
-        ignore_eos: false,
-        bound: "max_completion_tokens",
-    },
-];
 /// Tokens that the speed is measured over.
 const SAMPLE: u32 = 48;
 /// Most tokens of one call.
@@ -47,12 +32,16 @@ fn tokens_in(time: Duration, token: Duration) -> u32 {
 }
 
 pub(super) fn server(settings: &Settings) -> Result<Server, Failure> {
+    let [dress, ..] = settings.route.dresses() else {
+        return Err(Failure("no way to bound an answer is known".to_owned()));
+    };
     Ok(Server {
         endpoint: settings.endpoint.clone(),
         key: settings.key.clone(),
         tls: super::tls(settings)?,
         model: settings.model.clone().unwrap_or_default(),
-        dress: DRESSES[0],
+        route: settings.route,
+        dress: *dress,
     })
 }
 
@@ -156,8 +145,9 @@ impl Probe<'_> {
     /// Finds out which fields the server takes, by a call of a few tokens.
     async fn dress(&mut self) -> Result<(), Failure> {
         let mut last = String::new();
-        for dress in DRESSES {
-            self.server.dress = dress;
+        let path = self.server.route.path();
+        for dress in self.server.route.dresses() {
+            self.server.dress = *dress;
             let call = self.call(true, 2).map_err(|why| Failure(why.to_owned()))?;
             let fail = |trouble: Trouble| Failure::of(self.settings, &trouble);
             let begun = self.server.begin(&call).await.map_err(fail)?;
@@ -166,7 +156,7 @@ impl Probe<'_> {
                 let kind = ask::kind(&head.headers);
                 if !kind.starts_with("text/event-stream") {
                     return Err(Failure(format!(
-                        "{} does not stream: POST /v1/chat/completions with \"stream\": true was answered with {kind}",
+                        "{} does not stream: POST {path} with \"stream\": true was answered with {kind}",
                         self.settings.endpoint
                     )));
                 }
@@ -184,7 +174,7 @@ impl Probe<'_> {
             match head.status.as_u16() {
                 404 => {
                     return Err(Failure(format!(
-                        "{} does not answer /v1/chat/completions for the model `{}`: {last}",
+                        "{} does not answer {path} for the model `{}`: {last} (--route asks by another API: chat, completions, messages or responses)",
                         self.settings.endpoint, self.server.model
                     )));
                 }
@@ -193,7 +183,7 @@ impl Probe<'_> {
             }
         }
         Err(Failure(format!(
-            "{} refuses a plain chat call: {last}",
+            "{} refuses a plain call of {path}: {last}",
             self.settings.endpoint
         )))
     }

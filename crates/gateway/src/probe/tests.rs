@@ -1,5 +1,5 @@
 use super::report::{Finding, Report, Verdict, config};
-use super::{Allowance, Settings, plan};
+use super::{Allowance, Route, Settings, plan};
 use crate::config::{Endpoint, Kind, Sources};
 use std::time::Duration;
 
@@ -18,8 +18,10 @@ fn report(findings: Vec<Finding>) -> Report {
     let mut report = Report {
         url: "http://127.0.0.1:8000".to_owned(),
         model: "m".to_owned(),
+        route: Route::Chat.path(),
         kind: Kind::LlamaCpp,
         shows: "nothing",
+        confirm: None,
         first_token_ms: 1,
         tokens_per_second: 10.0,
         calls_at_once: Some(2),
@@ -98,6 +100,7 @@ fn what_it_may_cost_is_told_first() {
         endpoint: Endpoint::parse("http://127.0.0.1:8000").unwrap(),
         key: None,
         model: None,
+        route: Route::Chat,
         quick: true,
         at_once: 8,
         tokens: 12_345,
@@ -105,4 +108,45 @@ fn what_it_may_cost_is_told_first() {
     };
     let plan = plan(&settings);
     assert!(plan.contains("12345 generated tokens"), "{plan}");
+}
+
+/// Off as it stands, since what it needs cannot be seen from outside; on without the comment's sign.
+#[test]
+fn the_servers_own_count_is_offered_and_not_switched_on() {
+    use crate::config::Confirm;
+    for (kind, confirm, is) in [
+        (Kind::Vllm, "vllm-metrics", Confirm::VllmMetrics),
+        (Kind::LlamaCpp, "llama-slots", Confirm::LlamaSlots),
+    ] {
+        let mut report = report(vec![
+            finding("stream", Verdict::Stops, Some(30)),
+            finding("idle", Verdict::Closes, Some(4700)),
+        ]);
+        (report.kind, report.confirm) = (kind, Some(confirm));
+        report.config = config(&report);
+        assert_eq!(settings(&report).abandon.confirm, Confirm::Off);
+        report.config = report
+            .config
+            .replace("# abandon.confirm", "abandon.confirm");
+        assert_eq!(settings(&report).abandon.confirm, is, "{}", report.config);
+    }
+}
+
+#[test]
+fn the_block_of_another_api_asks_for_no_usage() {
+    let mut report = report(vec![finding("usage", Verdict::AtTheEnd, None)]);
+    for (route, asked) in [
+        (Route::Completions, true),
+        (Route::Messages, false),
+        (Route::Responses, false),
+    ] {
+        report.route = route.path();
+        report.config = config(&report);
+        assert_eq!(
+            report.config.contains("ask_usage"),
+            asked,
+            "{}",
+            report.config
+        );
+    }
 }

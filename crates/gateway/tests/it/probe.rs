@@ -4,13 +4,17 @@ use std::time::Duration;
 
 use serde_json::json;
 use tidegate::config::Kind;
-use tidegate::probe::{Report, Settings, Verdict, run};
+use tidegate::probe::{Report, Route, Settings, Verdict, run};
 use tidegate_rig::Script;
 
 use crate::support::{endpoint, upstream};
 
 /// A model of 100 tokens a second behind one slot or two, as it is when nothing else is said.
 async fn probe(script: serde_json::Value, quick: bool) -> Report {
+    probe_by(Route::Chat, script, quick).await
+}
+
+async fn probe_by(route: Route, script: serde_json::Value, quick: bool) -> Report {
     let mut whole = json!({"pace_ms": 10.0, "slots": 1, "idle_close_ms": 1500});
     let (Some(fields), serde_json::Value::Object(more)) = (whole.as_object_mut(), script) else {
         panic!("a script is an object");
@@ -22,6 +26,7 @@ async fn probe(script: serde_json::Value, quick: bool) -> Report {
         endpoint: endpoint(up.addr()),
         key: None,
         model: None,
+        route,
         quick,
         at_once: 4,
         tokens: 1_000_000,
@@ -143,6 +148,11 @@ async fn one_that_shows_its_work_is_believed_without_being_full() {
         .await;
         let table = report.table();
         assert_eq!(report.kind, kind);
+        let offered = match kind {
+            Kind::Vllm => "# abandon.confirm = \"vllm-metrics\"",
+            _ => "# abandon.confirm = \"llama-slots\"",
+        };
+        assert!(report.config.contains(offered), "{}", report.config);
         let stream = report.finding("stream").map(|f| f.verdict);
         assert_eq!(stream, Some(verdict), "{on_close} {table}");
     };
@@ -180,6 +190,7 @@ async fn a_whole_run_tells_of_queue_overload_usage_and_idle() {
         endpoint: tidegate::config::Endpoint::parse(&report.url).unwrap(),
         key: None,
         model: None,
+        route: Route::Chat,
         quick: false,
         at_once: 4,
         tokens: 1_000_000,
@@ -204,5 +215,35 @@ async fn one_that_begins_what_left_its_queue() {
         report.finding("queued").map(|f| f.verdict),
         Some(Verdict::Launched),
         "{table}"
+    );
+}
+
+/// The same questions by each API, and the same answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn by_another_api_the_same_is_found() {
+    let found = async |route, on_close: &str, expected| {
+        let report = probe_by(route, json!({"on_close": on_close, "usage": "yes"}), true).await;
+        let table = report.table();
+        assert_eq!(verdicts(&report), [expected; 2], "{route:?}\n{table}");
+        assert_eq!(
+            report.finding("usage").map(|f| f.verdict),
+            Some(Verdict::AtTheEnd),
+            "{table}"
+        );
+        assert_eq!(report.calls_at_once, Some(1), "{table}");
+        assert!(table.contains(report.route), "{table}");
+        assert_eq!(report.config.contains("confirm"), false, "it shows nothing");
+        assert_eq!(
+            report.config.contains("ask_usage"),
+            route == Route::Completions
+        );
+    };
+    tokio::join!(
+        found(Route::Completions, "stop", Verdict::Stops),
+        found(Route::Completions, "never", Verdict::RunsOn),
+        found(Route::Messages, "stop", Verdict::Stops),
+        found(Route::Messages, "never", Verdict::RunsOn),
+        found(Route::Responses, "stop", Verdict::Stops),
+        found(Route::Responses, "never", Verdict::RunsOn),
     );
 }
