@@ -232,7 +232,7 @@ async fn by_another_api_the_same_is_found() {
         );
         assert_eq!(report.calls_at_once, Some(1), "{table}");
         assert!(table.contains(report.route), "{table}");
-        assert_eq!(report.config.contains("confirm"), false, "it shows nothing");
+        assert!(!report.config.contains("confirm"), "it shows nothing");
         assert_eq!(
             report.config.contains("ask_usage"),
             route == Route::Completions
