@@ -419,7 +419,8 @@ impl Probe<'_> {
         while let Some(facts) = exchange.facts(PATIENCE).await.map_err(|t| t.to_string())? {
             finished |= facts.finished;
             any |= facts.usage.is_some();
-            early |= facts.usage.is_some() && facts.deltas > 0 && !finished;
+            // Elsewhere the beginning tells of the prompt, and the end of the answer.
+            early |= facts.usage.is_some() && !finished && self.server.route.asks_usage();
         }
         Ok((early, any))
     }
