@@ -64,12 +64,12 @@ impl Inspector {
             }
             Err(_) if block.name == b"error" => Facts {
                 events: 1,
-                error: Some(StreamError {
+                error: Some(Box::new(StreamError {
                     message: clip(&String::from_utf8_lossy(data), MESSAGE_LIMIT).to_owned(),
                     kind: None,
                     code: None,
                     native: self.dialect == Dialect::Anthropic,
-                }),
+                })),
                 ..Facts::default()
             },
             Err(_) => Facts {
@@ -174,24 +174,24 @@ impl Inspector {
         let named = name == b"error" || (kind == b"error" && self.dialect != Dialect::OpenAi);
         let found = match &seen.error {
             Some(error) => Some(error.clone()),
-            None if named || seen.object_error => Some(StreamError {
+            None if named || seen.object_error => Some(Box::new(StreamError {
                 message: text(seen.message),
                 kind: seen.kind.map(|kind| text(Some(kind))),
                 code: seen.code.clone(),
                 native: false,
-            }),
+            })),
             None if facts.terminal == Some(Terminal::Failed) => seen.inner_error.clone(),
             None => None,
         };
-        facts.error = found.map(|error| StreamError {
-            native: match self.dialect {
+        facts.error = found.map(|mut error| {
+            error.native = match self.dialect {
                 Dialect::OpenAi => seen.error.is_some(),
                 Dialect::Responses => {
                     seen.error.is_some() || kind == b"error" || facts.terminal.is_some()
                 }
                 Dialect::Anthropic => name == b"error",
-            },
-            ..error
+            };
+            error
         });
     }
 }
@@ -224,9 +224,9 @@ pub(crate) struct Seen<'a> {
     pub(crate) usage: Option<RawUsage>,
     /// `message.usage` or `response.usage`.
     pub(crate) inner_usage: Option<RawUsage>,
-    pub(crate) error: Option<StreamError>,
+    pub(crate) error: Option<Box<StreamError>>,
     /// `response.error`.
-    pub(crate) inner_error: Option<StreamError>,
+    pub(crate) inner_error: Option<Box<StreamError>>,
     /// `"object":"error"`, an error shape of early servers.
     pub(crate) object_error: bool,
     pub(crate) message: Option<&'a [u8]>,
@@ -342,7 +342,7 @@ impl<'a> Seen<'a> {
 }
 
 /// The value under an `error` key, if it says something.
-pub(crate) fn read_error(c: &mut Cursor<'_>) -> Result<Option<StreamError>, Fault> {
+pub(crate) fn read_error(c: &mut Cursor<'_>) -> Result<Option<Box<StreamError>>, Fault> {
     let kind = c.kind()?;
     let mut ahead = Cursor::new(c.value()?);
     if !Cursor::truthy(&mut ahead.clone())? {
@@ -371,7 +371,7 @@ pub(crate) fn read_error(c: &mut Cursor<'_>) -> Result<Option<StreamError>, Faul
     if error.message.is_empty() {
         error.message = clip(&String::from_utf8_lossy(whole), MESSAGE_LIMIT).to_owned();
     }
-    Ok(Some(error))
+    Ok(Some(Box::new(error)))
 }
 
 /// A string or number as text.

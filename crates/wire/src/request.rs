@@ -2,7 +2,7 @@
 
 use crate::Dialect;
 use crate::json::{Cursor, Fault, Kind};
-use crate::text::{is_key, quote};
+use crate::text::{self, quote};
 use bytes::Bytes;
 use std::fmt;
 use std::ops::Range;
@@ -156,7 +156,7 @@ fn read(body: &[u8], dialect: Dialect) -> Result<Peek, Refusal> {
     reader.spans.top_empty = true;
     cursor.object(|c, key| {
         reader.spans.top_empty = false;
-        reader.member(c, key)
+        reader.member(c, &text::key(key))
     })?;
     cursor.end()?;
     Ok(reader.done())
@@ -220,7 +220,7 @@ impl Reader {
         }
     }
 
-    /// The field of this dialect that a raw key names, escapes considered.
+    /// The field of this dialect that a key names.
     fn field(&self, key: &[u8]) -> Option<&'static str> {
         let words: &[&'static str] = match self.dialect {
             Dialect::OpenAi => &[
@@ -233,10 +233,7 @@ impl Reader {
             Dialect::Responses => &["model", "stream", "background", "max_output_tokens"],
             Dialect::Anthropic => &["model", "stream", "max_tokens"],
         };
-        words
-            .iter()
-            .copied()
-            .find(|word| is_key(key, word.as_bytes()))
+        words.iter().copied().find(|word| key == word.as_bytes())
     }
 
     fn member(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
@@ -275,7 +272,7 @@ impl Reader {
         if self.dialect != Dialect::OpenAi {
             return Ok(());
         }
-        let Some(field) = ONE_PIECE.iter().find(|word| is_key(key, word.as_bytes())) else {
+        let Some(field) = ONE_PIECE.iter().find(|word| key == word.as_bytes()) else {
             return Ok(());
         };
         let harmless = match *field {
@@ -331,7 +328,7 @@ impl Reader {
                 let (mut empty, mut include_usage) = (true, None);
                 c.object(|c, key| {
                     empty = false;
-                    if !is_key(key, b"include_usage") {
+                    if *text::key(key) != *b"include_usage" {
                         return Ok(c.skip()?);
                     }
                     c.peek();

@@ -18,13 +18,13 @@ pub struct StreamScanner {
     /// An event longer than this passes in pieces.
     event_bytes: usize,
     /// Pushed and not looked at.
-    input: VecDeque<Bytes>,
+    input: Few<Bytes>,
     /// The start of an unfinished event from earlier chunks; already searched.
     held: BytesMut,
     /// The chunk being looked at.
     chunk: Bytes,
     /// How the start of `chunk` is to be cut into pieces.
-    ready: VecDeque<Ready>,
+    ready: Few<Ready>,
     boundaries: Boundaries,
     inspector: Inspector,
     /// Watches the event being passed, if it is longer than `event_bytes`.
@@ -40,6 +40,40 @@ struct Ready {
     len: usize,
     facts: Facts,
     whole: bool,
+}
+
+/// A queue that rarely holds more than one: the first needs no memory of its own, which would be cold for each chunk of each stream.
+#[derive(Debug)]
+struct Few<T> {
+    first: Option<T>,
+    rest: VecDeque<T>,
+}
+
+impl<T> Default for Few<T> {
+    fn default() -> Self {
+        Self {
+            first: None,
+            rest: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Few<T> {
+    fn push(&mut self, next: T) {
+        if self.first.is_none() && self.rest.is_empty() {
+            self.first = Some(next);
+        } else {
+            self.rest.push_back(next);
+        }
+    }
+
+    fn pop(&mut self) -> Option<T> {
+        self.first.take().or_else(|| self.rest.pop_front())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.first.iter().chain(&self.rest)
+    }
 }
 
 /// What the gateway may send downstream next.
@@ -65,7 +99,7 @@ pub struct Facts {
     /// The event after which nothing more belongs to the stream. It is the last event of its piece.
     pub terminal: Option<Terminal>,
     /// An error event. It is a piece of its own.
-    pub error: Option<StreamError>,
+    pub error: Option<Box<StreamError>>,
     /// Usage reported so far in this piece, latest values.
     pub usage: Option<Usage>,
     /// The one event here is the extra chunk `include_usage` asks for: no choices, only usage. Also set, with no
@@ -119,10 +153,10 @@ impl StreamScanner {
     pub fn new(dialect: Dialect, event_bytes: usize) -> Self {
         Self {
             event_bytes,
-            input: VecDeque::new(),
+            input: Few::default(),
             held: BytesMut::new(),
             chunk: Bytes::new(),
-            ready: VecDeque::new(),
+            ready: Few::default(),
             boundaries: Boundaries::new(),
             inspector: Inspector::new(dialect),
             oversize: None,
@@ -134,14 +168,14 @@ impl StreamScanner {
     /// The next bytes from the upstream, cut anywhere.
     pub fn push(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
-            self.input.push_back(bytes);
+            self.input.push(bytes);
         }
     }
 
     /// The next piece that may go downstream. `None`: more bytes are needed.
     pub fn pop(&mut self) -> Option<Piece> {
         loop {
-            if let Some(ready) = self.ready.pop_front() {
+            if let Some(ready) = self.ready.pop() {
                 let len = ready.len.min(self.chunk.len());
                 self.popped_whole = ready.whole;
                 return Some(Piece {
@@ -150,7 +184,7 @@ impl StreamScanner {
                 });
             }
             if self.chunk.is_empty() {
-                self.chunk = self.input.pop_front()?;
+                self.chunk = self.input.pop()?;
             }
             if self.oversize.is_some() {
                 self.pass_oversize();
@@ -218,7 +252,7 @@ impl StreamScanner {
             run.len = 1;
             if self.usage_only_before {
                 run.facts.usage_only = true;
-                self.ready.push_back(run);
+                self.ready.push(run);
                 return chunk.len();
             }
         }
@@ -228,7 +262,7 @@ impl StreamScanner {
                     self.held.reserve(rest.len() + HELD_ROOM);
                     self.held.extend_from_slice(rest);
                     let cut = run.len;
-                    self.ready.extend((cut > 0).then_some(run));
+                    self.ready_run(run);
                     return cut;
                 }
                 self.oversize
@@ -239,14 +273,14 @@ impl StreamScanner {
                     facts: Facts::default(),
                     whole: false,
                 };
-                self.ready.extend((run.len > 0).then_some(run));
-                self.ready.push_back(start);
+                self.ready_run(run);
+                self.ready.push(start);
                 return chunk.len();
             };
             let facts = self.whole_event(rest.get(..len).unwrap_or_default());
             if facts.usage_only || facts.error.is_some() {
-                self.ready.extend((run.len > 0).then_some(run));
-                self.ready.push_back(Ready {
+                self.ready_run(run);
+                self.ready.push(Ready {
                     len,
                     facts,
                     whole: true,
@@ -260,8 +294,14 @@ impl StreamScanner {
                 break;
             }
         }
-        self.ready.extend((run.len > 0).then_some(run));
+        self.ready_run(run);
         chunk.len()
+    }
+
+    fn ready_run(&mut self, run: Ready) {
+        if run.len > 0 {
+            self.ready.push(run);
+        }
     }
 
     /// Joins the held start of an event with its end, if that has come.
@@ -275,7 +315,7 @@ impl StreamScanner {
             let watch = self.oversize.insert(Watch::new(self.inspector.first()));
             watch.feed(&self.held);
             watch.feed(&self.chunk);
-            self.ready.push_back(Ready {
+            self.ready.push(Ready {
                 len: self.chunk.len(),
                 facts: Facts::default(),
                 whole: false,
@@ -309,7 +349,7 @@ impl StreamScanner {
             self.oversize = Some(watch);
             Facts::default()
         };
-        self.ready.push_back(Ready {
+        self.ready.push(Ready {
             len,
             facts,
             whole: end.is_some(),

@@ -1,5 +1,7 @@
 //! JSON scalars to and from text.
 
+use std::borrow::Cow;
+
 /// JSON number text as a whole number, if it is one and not negative.
 pub(crate) fn whole(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
@@ -25,11 +27,13 @@ pub(crate) fn decode(raw: &[u8]) -> String {
     serde_json::from_str::<String>(&format!("\"{text}\"")).unwrap_or_else(|_| text.into_owned())
 }
 
-/// Whether a raw key is this word, escapes considered.
-pub(crate) fn is_key(raw: &[u8], word: &[u8]) -> bool {
-    // An escape is longer than what it stands for.
-    raw == word
-        || (raw.len() > word.len() && raw.contains(&b'\\') && decode(raw).as_bytes() == word)
+/// What a raw key says, escapes considered.
+pub(crate) fn key(raw: &[u8]) -> Cow<'_, [u8]> {
+    if raw.contains(&b'\\') {
+        Cow::Owned(decode(raw).into_bytes())
+    } else {
+        Cow::Borrowed(raw)
+    }
 }
 
 /// A JSON string literal that survives even line splitters with Unicode rules.

@@ -145,18 +145,18 @@ struct Kept {
 
 impl Kept {
     /// The error it is. One too long to keep whole is an error all the same.
-    fn error(&self) -> Option<StreamError> {
+    fn error(&self) -> Option<Box<StreamError>> {
         if self.bytes.is_empty() {
             return None;
         }
         read_error(&mut Cursor::new(&self.bytes)).unwrap_or_else(|_| {
             let text = String::from_utf8_lossy(&self.bytes);
-            Some(StreamError {
+            Some(Box::new(StreamError {
                 message: clip(&text, 1024).to_owned(),
                 kind: None,
                 code: None,
                 native: true,
-            })
+            }))
         })
     }
 }

@@ -162,7 +162,7 @@ impl Assembler {
         let Piece { bytes, facts } = piece;
         let whole_answer = matches!(self.parts, Parts::Responses(_)) && facts.terminal.is_some();
         if let Some(error) = facts.error.clone().filter(|_| !whole_answer) {
-            return Err(AssembleError::Failed(error));
+            return Err(AssembleError::Failed(*error));
         }
         let mut boundaries = Boundaries::new();
         let mut rest: &[u8] = &bytes;

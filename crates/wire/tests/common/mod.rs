@@ -27,7 +27,7 @@ impl Totals {
         self.deltas += facts.deltas;
         self.finished |= facts.finished;
         self.terminals.extend(facts.terminal);
-        self.errors.extend(facts.error.clone());
+        self.errors.extend(facts.error.as_deref().cloned());
         if let Some(usage) = &facts.usage {
             self.usage.get_or_insert_default().merge(usage);
         }
