@@ -41,6 +41,7 @@ impl Relay {
         self.alone.detached = true;
         self.alone.stalled = self.is_stalled();
         self.stop_armed = false;
+        self.clock.moved();
         if let Some(running) = &self.running {
             self.cut = running.cut().watch();
         }

@@ -394,15 +394,10 @@ impl Relay {
 
     /// Nothing came. Is it time to give up, to send a sign of life, or to shut down?
     fn poll_time(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
-        let waits_already = self.clock.waiting_since.is_some();
         self.clock.waiting_since.get_or_insert(now);
         if self.cut.poll_raised(cx) {
             self.give_up(Tier::Drain);
             return Poll::Ready(Step::Again);
-        }
-        if let Some(sleep) = self.clock.sleep.as_mut().filter(|_| waits_already) {
-            // Nothing has come since the timer was set: it stands for all deadlines.
-            ready!(sleep.as_mut().poll(cx));
         }
         loop {
             let (until, wake) = self.next_deadline(now);
@@ -418,14 +413,7 @@ impl Relay {
                     }
                 }
             }
-            let sleep = self
-                .clock
-                .sleep // too early, it only looks again; it is never reset for each chunk
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-            if sleep.deadline() > until || sleep.is_elapsed() {
-                sleep.as_mut().reset(until);
-            }
-            ready!(sleep.as_mut().poll(cx));
+            ready!(self.clock.poll_until(cx, until, now));
             let later = Instant::now();
             if until <= later {
                 return self.poll_time(cx, later); // judged by the clock of now, not of the poll's beginning
