@@ -37,6 +37,13 @@ impl Gone {
     }
 }
 
+/// Boxes what `make` gives. `Box::new` builds it on the stack and copies all of it, and a call's future is some KiB, nearly all of them for
+/// later: here they are not touched before they are needed.
+#[inline]
+pub fn boxed<T>(make: impl FnOnce() -> T) -> Box<T> {
+    Box::write(Box::new_uninit(), make())
+}
+
 /// A boxed call in the hands of the connection that waits for it.
 pub struct Handover<T: 'static> {
     call: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
@@ -53,13 +60,12 @@ impl<T: 'static> std::fmt::Debug for Handover<T> {
 }
 
 impl<T: Send + 'static> Handover<T> {
-    pub fn new(
-        call: impl Future<Output = T> + Send + 'static,
-        gone: Arc<Gone>,
-        tasks: TaskTracker,
-    ) -> Self {
+    pub fn new<F>(call: impl FnOnce() -> F, gone: Arc<Gone>, tasks: TaskTracker) -> Self
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
         Self {
-            call: Some(Box::pin(call)),
+            call: Some(Box::into_pin(boxed(call))),
             gone,
             tasks,
         }
@@ -118,7 +124,7 @@ mod tests {
             seen.wait().await;
             let _ = tell.send(());
         };
-        let mut handover = Handover::new(call, gone, tasks.clone());
+        let mut handover = Handover::new(|| call, gone, tasks.clone());
         assert!(
             std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut handover).poll(cx)))
                 .await
@@ -133,7 +139,7 @@ mod tests {
     #[tokio::test]
     async fn a_finished_call_is_not_spawned() {
         let tasks = TaskTracker::new();
-        let handover = Handover::new(async { 7 }, Arc::default(), tasks.clone());
+        let handover = Handover::new(|| async { 7 }, Arc::default(), tasks.clone());
         assert_eq!(handover.await, 7);
         assert!(tasks.is_empty());
     }

@@ -194,7 +194,7 @@ pub struct Prepared {
 ///
 /// Everything that ends a call before its answer begins.
 pub async fn run(caller: &Caller, worker: &Arc<Worker>, ask: Ask) -> Result<Answer, Refused> {
-    let mut record = Box::new(Record::begin(caller, worker, &ask));
+    let mut record = Record::begin(caller, worker, &ask);
     match line(caller, worker, ask, &mut record).await {
         Ok(Step::Answered(head, bytes, None)) => {
             record.settle();

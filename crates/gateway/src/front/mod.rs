@@ -10,7 +10,7 @@ use tidegate_wire::Dialect;
 use crate::auth::{Denied, Principal};
 use crate::call::body::OutBody;
 use crate::call::downstream::{Answers, Downstream, Reader};
-use crate::call::handover::{Gone, Handover};
+use crate::call::handover::{Gone, Handover, boxed};
 use crate::call::settle::{Edge, Record};
 use crate::call::table::{By, Entry};
 use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
@@ -54,7 +54,7 @@ impl Answers for Front {
         let active = downstream.enter();
         downstream.received().set(request.body().is_end_stream());
         let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
-        let answer = async move {
+        let answer = || async move {
             let response = front
                 .respond(request, downstream, Arc::clone(&reader), left)
                 .await;
@@ -169,7 +169,8 @@ impl Front {
         };
         let (id, dialect) = (Arc::clone(&ask.id), route.dialect);
         // Boxed: the call is some KiB, and each layer of futures around it would hold it twice.
-        match Box::pin(call::run(&self.caller, &self.worker, ask)).await {
+        let call = boxed(|| call::run(&self.caller, &self.worker, ask));
+        match Box::into_pin(call).await {
             Ok(answer) => {
                 let mut response = Response::new(answer.body);
                 *response.status_mut() = answer.head.status;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{Record, Who};
 use crate::auth::Principal;
+use crate::call::handover::boxed;
 use crate::call::outcome::Phase;
 use crate::call::retried::Retried;
 use crate::call::{Ask, Caller, ModelIn, RouteFacts, Worker};
@@ -37,7 +38,7 @@ pub(super) fn shown(text: &str) -> &str {
 }
 
 impl Record {
-    pub fn begin(caller: &Caller, worker: &Worker, ask: &Ask) -> Self {
+    pub fn begin(caller: &Caller, worker: &Worker, ask: &Ask) -> Box<Self> {
         let path = ask.path_and_query.path();
         let retry = ask
             .headers
@@ -53,7 +54,7 @@ impl Record {
             client_retry: retry,
             generation: ask.generation.number,
         };
-        let mut record = Self::new(caller, caller.access_log.clone(), who);
+        let mut record = boxed(|| Self::new(caller, caller.access_log.clone(), who));
         let is = (&ask.principal, ask.route.name);
         let own_id = ask.own_id.clone();
         record.generation = Some(Arc::clone(&ask.generation));
