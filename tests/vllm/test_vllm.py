@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import re
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -211,3 +214,135 @@ def test_a_crowd_leaves(gateway: Gateway, vllm: Vllm, work: Work, note: Callable
     begin = time.monotonic()
     until(lambda: work.aborted() >= len(peers) and vllm.running() == 0, 10, "all are aborted", every=0.05)
     note(seconds_to_abort_all=round(time.monotonic() - begin, 3), calls=len(peers), tokens=work.tokens())
+
+
+# --- the slot goes by vLLM's own count ------------------------------------------------------------------------------
+
+# Without the count a slot would be kept for an hour.
+CONFIRM = """
+[[upstreams]]
+url = "{url}"
+kind = "vllm"
+slots = {slots}
+queue = 100
+on_abandon = "linger"
+abandon.time = "1h"
+abandon.confirm = "vllm-metrics"
+abandon.confirm_within = "1m"
+ask_stream = true
+"""
+
+
+class Most:
+    """The most requests that vLLM says it had in hand at once, looked at all the time."""
+
+    def __init__(self, vllm: Vllm):
+        self._vllm, self._over = vllm, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.seen, self.looks = 0.0, 0
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            running, waiting = (self._vllm.metric(f"vllm:num_requests_{what}") for what in ("running", "waiting"))
+            self.seen, self.looks = max(self.seen, running + waiting), self.looks + 1
+
+    def __enter__(self) -> Most:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.skipif(direct(), reason="slots are the gateway's")
+def test_the_slot_is_back_when_vllm_shows_that_it_stopped(vllm: Vllm, note: Callable):
+    with Gateway(config=CONFIRM.format(url=vllm.url, slots=2)) as gateway:
+        for leave in (fin, rst, half_close):
+            work = vllm.work()
+            with connect(gateway, "chat", call("chat", ENDLESS, stream=True)) as peer:
+                received = b""
+                while received.count(b"data:") < 60:
+                    received += peer.recv(65536)
+                leave(peer)
+                work.wait_aborted(within=10)
+                gateway.wait_metric(0, "tidegate_lingering", within=15)
+        lines = [json.loads(line) for line in gateway.log().splitlines() if line.startswith("{")]
+        assert [line["end_known"] for line in lines] == ["confirmed"] * 3, lines
+        assert all(line["slot_kept_ms"] < 10_000 for line in lines), lines
+        note(slot_kept_ms=[round(line["slot_kept_ms"]) for line in lines])
+        assert gateway.metric("tidegate_confirm_polls_total", result="read") >= 3
+
+
+@pytest.mark.skipif(direct(), reason="slots are the gateway's")
+def test_never_more_than_the_slots_by_vllms_own_count(vllm: Vllm, note: Callable):
+    """Thirty clients that mostly leave, streams and whole answers, on three slots."""
+    slots = 3
+    with Gateway(config=CONFIRM.format(url=vllm.url, slots=slots)) as gateway, Most(vllm) as most:
+
+        def client(number: int) -> None:
+            for turn in range(2):
+                stays = (number + turn) % 3 == 0
+                body = call("chat", 30 if stays else 400, stream=number % 2 == 0)
+                with connect(gateway, "chat", body) as peer:
+                    received = b""
+                    # A whole answer is left by the clock, a stream after some of its events.
+                    peer.settimeout(120 if stays or number % 2 == 0 else 3)
+                    with suppress(TimeoutError):
+                        while piece := peer.recv(65536):
+                            received += piece
+                            if received.endswith(b"0\r\n\r\n") or (not stays and received.count(b"data:") > 25):
+                                break
+                            if number % 2 and b"\r\n\r\n" in received and received.rstrip().endswith(b"}"):
+                                break
+                    (rst if number % 4 < 2 else fin)(peer)
+
+        with concurrent.futures.ThreadPoolExecutor(30) as crowd:
+            list(crowd.map(client, range(30)))
+        gateway.wait_metric(0, "tidegate_running", within=60)
+        known = {
+            how: gateway.metric("tidegate_confirmations_total", result=how)
+            for how in ("confirmed", "late", "given_up", "settled")
+        }
+        note(most_in_vllm=most.seen, looks=most.looks, known=known)
+    assert most.seen <= slots
+    assert most.looks > 10
+    assert known["confirmed"] + known["late"] > 5, known
+    assert known["given_up"] == 0
+
+
+@pytest.mark.skipif(direct(), reason="the grace is the gateway's")
+def test_a_retry_that_attaches_keeps_one_slot_and_one_request(vllm: Vllm, note: Callable):
+    config = CONFIRM.format(url=vllm.url, slots=1) + 'attach.grace = "20s"\n'
+    key = {"idempotency-key": "one-call-of-a-person-that-comes-back"}
+    body = call("chat", 150, stream=True)
+    with Gateway(config=config) as gateway, Most(vllm) as most:
+        work = vllm.work()
+        url = f"{gateway.url}/v1/chat/completions"
+        first: list[str] = []
+        with httpx.stream("POST", url, json=body, headers=key, timeout=60) as answer:
+            for line in answer.iter_lines():
+                first += [line] if line.startswith("data:") else []
+                if len(first) == 40:
+                    break
+        gateway.wait_metric(1, "tidegate_abandoned", within=5)
+        with httpx.stream("POST", url, json=body, headers=key, timeout=60) as answer:
+            attached = answer.headers["x-tidegate-attached"]
+            lines = [line for line in answer.iter_lines() if line.startswith("data:")]
+        assert lines[:40] == first
+        assert lines[-1] == "data: [DONE]"
+        assert work.added() == 1, "vLLM had it once"
+        assert gateway.access(attached)["end_known"] == "seen"
+        # Nobody comes back to this one: closed after the grace, and its slot goes by the count.
+        endless = call("chat", ENDLESS, stream=True)
+        with httpx.stream(
+            "POST", url, json=endless, headers={"idempotency-key": "nobody-comes-back-to-this"}
+        ) as answer:
+            left = answer.headers.get("x-tidegate-id") or answer.headers["x-request-id"]
+            for _ in zip(range(60), answer.iter_lines(), strict=False):
+                pass
+        gateway.wait_metric(0, "tidegate_running", within=60)
+        line = gateway.access(left)
+        assert (line["overrun"], line["end_known"]) == ("grace", "confirmed"), line
+        note(most_in_vllm=most.seen, slot_kept_ms=round(line["slot_kept_ms"]), events=len(lines))
+    assert most.seen <= 1
