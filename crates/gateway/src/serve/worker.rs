@@ -22,9 +22,9 @@ use crate::upstream::pool::Pool;
 const TICK: Duration = Duration::from_millis(100);
 /// Every how many ticks idle upstream connections are looked through.
 const SWEEP_TICKS: u32 = 3;
-/// Threads beside a worker, for name lookups and for reading large bodies. More at once wait in line; the connect tier bounds the wait for a
-/// lookup, and the bytes of all bodies are bounded.
-const THREADS_BESIDE: usize = 4;
+/// Threads beside a worker, for name lookups and for reading large bodies. More at once wait in line; an endpoint's name is looked up once at a
+/// time, and the bytes of all bodies are bounded.
+const THREADS_BESIDE: usize = 16;
 
 /// A running worker.
 #[derive(Debug)]

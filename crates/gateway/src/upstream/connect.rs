@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,10 +49,12 @@ pub async fn tcp(endpoint: &EndpointState, options: TcpOptions) -> io::Result<Tc
     let address = &endpoint.address;
     let addresses = match address.host.parse::<IpAddr>() {
         Ok(ip) => vec![SocketAddr::new(ip, address.port)],
-        Err(_) => tokio::net::lookup_host((address.host.as_str(), address.port))
-            .await
-            .map_err(not_found)?
-            .collect(),
+        Err(_) => {
+            let (host, port) = (address.host.clone(), address.port);
+            let resolve = move || Ok((host.as_str(), port).to_socket_addrs()?.collect());
+            let found = endpoint.lookup.addresses(resolve).await;
+            found.map_err(not_found)?
+        }
     };
     let mut last: Option<io::Error> = None;
     let count = addresses.len();

@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Semaphore;
 use tokio::time::{Duration, Instant};
 
+use super::lookup::Lookup;
 use crate::config::Endpoint;
 use crate::telemetry::metrics::{EndpointLabels, Metrics};
 
@@ -17,6 +18,7 @@ pub struct EndpointState {
     pub address: Endpoint,
     /// `host:port`, as it appears in logs, metrics and the `Host` header.
     pub authority: Arc<str>,
+    pub(super) lookup: Arc<Lookup>,
     /// One permit per open connection, over all workers.
     pub connections: Arc<Semaphore>,
     /// How many permits there are, given out or not.
@@ -90,6 +92,7 @@ impl EndpointState {
             shortages: Seldom::default(),
             page_fails: AtomicBool::new(false),
             page_asked: Mutex::new(None),
+            lookup: Arc::default(),
             authority,
             address,
         }

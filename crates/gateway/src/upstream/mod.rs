@@ -18,6 +18,7 @@ pub mod exchange;
 pub mod http1;
 #[cfg(test)]
 mod http2_tests;
+mod lookup;
 pub mod mask;
 pub mod page;
 pub mod pick;
