@@ -278,6 +278,10 @@ fn run_demo(demo: &Demo) -> Output {
         };
         let mut config = Config::one_upstream(Endpoint::from(upstream.addr()));
         config.server.listen = demo.listen;
+        // Of the fake server's names the list shows the one that the pages use; it answers to any.
+        for upstream in &mut config.upstreams {
+            upstream.models = vec!["demo".to_owned()];
+        }
         config.admin.listen = Some(demo.admin);
         telemetry::log::init(&config.log);
         let gateway = match Gateway::start(config, Listeners::default(), access_log()) {

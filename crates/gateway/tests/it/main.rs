@@ -15,6 +15,7 @@ mod calls;
 mod cases;
 mod confirm;
 mod contracts;
+mod demo;
 mod descriptors;
 mod drained;
 mod echo;

@@ -1,7 +1,7 @@
 //! Answers in one piece, and errors.
 
 use super::{Ask, Dialect, Route, Talk, chat, messages, quoted, responses};
-use crate::script::{Body, Script};
+use crate::script::{Body, Script, Usage};
 use crate::truth::CallTruth;
 
 /// A body that is not streamed, for this request.
@@ -22,7 +22,11 @@ pub(crate) fn whole(body: &Body, ask: &Ask, script: &Script, id: u64) -> Option<
         },
         _ => return None,
     };
-    let talk = Talk::new(dialect, ask, script, id);
+    let mut talk = Talk::new(dialect, ask, script, id);
+    if script.usage == Usage::Auto {
+        // Every server says it there.
+        talk.usage = Usage::Yes;
+    }
     Some(match dialect {
         Dialect::Chat | Dialect::Completion => chat::whole(&talk),
         Dialect::Messages => messages::whole(&talk),

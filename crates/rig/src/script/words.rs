@@ -162,7 +162,7 @@ impl Piece {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Usage {
-    /// As the request's `stream_options` say; always where the dialect does.
+    /// As the request's `stream_options` say; always where the dialect does, and in a whole answer.
     #[default]
     Auto,
     /// Always.
