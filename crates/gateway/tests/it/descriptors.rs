@@ -72,9 +72,16 @@ async fn c93_clients_beyond_the_descriptors_are_told_so() {
         .await
         .expect("a running stream goes on");
     drop(crowd);
-    for _ in 0..10 {
+    let end = tokio::time::Instant::now() + SOON;
+    let mut answered = 0;
+    while answered < 10 {
         let mut client = post(addr, &whole(json!({}))).await;
-        assert_eq!(client.final_head().await.expect("head").status, 200);
+        match client.final_head().await.expect("head").status {
+            200 => answered += 1,
+            // The places of the crowd come free one by one.
+            503 if answered == 0 => assert!(tokio::time::Instant::now() < end),
+            other => panic!("{other} after {answered}"),
+        }
     }
     program.signal("TERM");
     drop(first);

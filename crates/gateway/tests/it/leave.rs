@@ -2,6 +2,7 @@
 //! [`cases`](crate::cases).
 
 use serde_json::json;
+use tidegate::config::UnknownModels;
 use tidegate_rig::{BlackHole, RawClient, Script};
 
 use crate::cases::stage::{Stage, on_each, routes};
@@ -80,15 +81,28 @@ async fn c16_whoever_leaves_the_queue_never_touches_the_upstream() {
     drop(halves);
 }
 
-/// All who wait leave, then the one whose slot they wait for, in one breath: what it sets free is given to none of them.
+/// All who wait leave, then the one whose slot they wait for, in one breath: what it sets free is given to none of them. The workers have other
+/// things to do, so that the kernel knows of it before they do.
 #[tokio::test]
 async fn c16_whoever_has_left_is_given_no_slot_by_the_one_that_leaves_next() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         only(c).slots = slots(1);
         only(c).queue = 100;
+        only(c).models = vec!["tiny".into()];
+        c.unknown_models = UnknownModels::Refuse;
     });
-    for round in 1..=40 {
+    let numbers = "1,".repeat(450_000);
+    let unknown = format!("{{\"model\":\"none\",\"numbers\":[{numbers}1]}}");
+    for _ in 0..4 {
+        // A connection in each worker's pool, so that nothing has to be waited for once there is a slot.
+        let mut warm = Vec::new();
+        for _ in 0..4 {
+            let mut client = gate.post(CHAT, &whole(json!({"tokens": 1}))).await;
+            client.final_head().await.expect("head");
+            client.rest().await.expect("body");
+            warm.push(client);
+        }
         let holder = gate
             .post(CHAT, &stream(json!({"stall": {"at": "head"}})))
             .await;
@@ -101,11 +115,22 @@ async fn c16_whoever_has_left_is_given_no_slot_by_the_one_that_leaves_next() {
         }
         gate.eventually("all are queued", |g| g.metric("queued", &[]) == 8.0)
             .await;
+        let begun = up.truth().calls_begun;
+        let mut busy = Vec::new();
+        for _ in 0..6 {
+            let mut client = gate.client().await;
+            client.post(CHAT, &unknown).await.expect("sent");
+            busy.push(client);
+        }
         waiting.into_iter().for_each(RawClient::leave_fin);
         holder.leave_fin();
+        for mut client in busy {
+            assert_eq!(client.final_head().await.expect("head").status, 404);
+        }
         gate.eventually("all is over", |g| g.counted().is_empty())
             .await;
-        assert_eq!(up.truth().calls_begun, round, "only the first reached it");
+        assert_eq!(up.truth().calls_begun, begun, "none of them reached it");
+        drop(warm);
     }
 }
 
