@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate_rig::load::{Bars, Report};
 use tidegate_rig::storm::{
-    By, Gateway, Plan, Scenario, Source, compare, ratios, storm, upstream_at,
+    By, Gateway, Plan, Scenario, Source, compare, failures, ratios, storm, upstream_at,
 };
 use tidegate_rig::{NaiveProxy, Script};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -214,6 +214,60 @@ async fn rubbish_ends_the_storm_early_with_a_word() {
     assert!(early.contains("does not speak HTTP"), "{early}");
 }
 
+/// Nothing is wasted of what never came: no bar would object.
+#[tokio::test]
+async fn a_storm_that_measured_nothing_is_no_pass() {
+    let objections = async |served: &Source, upstream: &Source, scenario| {
+        let plan = Plan {
+            users: 2,
+            calls: Some(4),
+            seconds: Some(0.2),
+            ..plan()
+        };
+        let gateway = Gateway::direct(served.addr());
+        let runs = compare(&[gateway], Some(upstream), &[scenario], &plan, |_| ()).await;
+        let found = failures(&runs[0], &Bars::default());
+        found.into_iter().map(|f| f.what).collect::<Vec<String>>()
+    };
+    let sound = async |scenario| {
+        let here = source();
+        let none = objections(&here, &here, scenario).await;
+        assert_eq!(none, Vec::<String>::new(), "{scenario:?}");
+    };
+    let astray = async |scenario| {
+        let (here, elsewhere) = (source(), source());
+        let said = objections(&here, &elsewhere, scenario).await;
+        let word = format!("calls came to the upstream at {}", elsewhere.addr());
+        assert!(
+            said.len() == 1 && said[0].contains(&word),
+            "{scenario:?}: {said:?}"
+        );
+    };
+    let refused = async |scenario| {
+        let refusing = Script {
+            status: 401,
+            ..Script::default()
+        };
+        let refusing = Source::start(ANY, refusing).expect("a port");
+        let said = objections(&refusing, &refusing, scenario).await;
+        let word = |w: &str| said.len() == 1 && said[0].contains(w);
+        let told = word("every call went wrong: ") && word("x status 401");
+        assert!(told, "{scenario:?}: {said:?}");
+    };
+    tokio::join!(
+        sound(Scenario::Abort),
+        sound(Scenario::LeaveEarly),
+        sound(Scenario::Burst),
+        astray(Scenario::Abort),
+        astray(Scenario::LeaveEarly),
+        astray(Scenario::Slow),
+        refused(Scenario::Abort),
+        refused(Scenario::Abandon),
+        refused(Scenario::Idle),
+        refused(Scenario::Steady),
+    );
+}
+
 /// However a gateway frames its answers, one that ends too early is no answer.
 #[tokio::test]
 async fn a_cut_stream_is_an_error_in_each_framing() {
@@ -286,6 +340,19 @@ async fn a_gateway_that_never_answers_ends_the_storm_at_its_limit() {
     let early = report.ended_early.expect("ended early");
     assert!(early.contains("not done after 1 s (--limit)"), "{early}");
     assert!(report.attempts > 0 && report.calls == 0);
+    // Nobody held a stream that never began.
+    for scenario in [Scenario::Idle, Scenario::Slow, Scenario::Stalled] {
+        let plan = Plan {
+            users: 3,
+            seconds: Some(0.2),
+            ..plan.clone()
+        };
+        let report = storm(&gateway, None, scenario, &plan)
+            .await
+            .expect("begins");
+        let held = report.errors.get("nothing of a stream came");
+        assert_eq!(held, Some(&3), "{scenario:?}: {:?}", report.errors);
+    }
 }
 
 /// The gateway lives on, and what users saw is kept; what ran is not known.

@@ -128,6 +128,9 @@ pub struct Report {
     pub truth: Option<Truth>,
     /// Why it ended before its time.
     pub ended_early: Option<String>,
+    /// Why its figures say nothing of the gateway, if they do not.
+    #[serde(default)]
+    pub void: Option<String>,
     /// Upstream calls for each call that a user wanted.
     pub amplification: Option<f64>,
     /// Most calls at once that ran for nobody.
@@ -519,8 +522,10 @@ impl Report {
         }
         rows.extend(self.work());
         let mut row = |name: &str, value: String| rows.push((name.to_owned(), value));
-        if let Some(why) = &self.ended_early {
-            row("ended early", why.clone());
+        for (name, why) in [("ended early", &self.ended_early), ("void", &self.void)] {
+            if let Some(why) = why {
+                row(name, why.clone());
+            }
         }
         for (kind, n) in &self.errors {
             row("error", format!("{n} x {kind}"));

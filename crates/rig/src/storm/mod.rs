@@ -135,6 +135,7 @@ pub async fn storm(
     if scenario.held() {
         report.memory_of(plan.users as u64);
     }
+    report.void = failure::void(&report, scenario, source);
     Ok(report)
 }
 

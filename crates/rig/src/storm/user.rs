@@ -132,6 +132,7 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) -
         due,
         events: 0,
         half: false,
+        began: false,
         ended: false,
     };
     let (limit, given) = match (ask.leaves, until) {
@@ -140,7 +141,7 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) -
         _ => (LONGEST, false),
     };
     let ended = timeout(limit, reading.answer(&mut conn)).await;
-    let (events, whole) = (reading.events, reading.ended);
+    let (events, whole, began) = (reading.events, reading.ended, reading.began);
     let ended = match ended {
         Ok(ended) => ended,
         Err(_) if given => Attempt::GaveUp,
@@ -154,7 +155,10 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) -
     drop(open);
     match ended {
         // Who holds a stream for the scenario's time has done what it came for.
-        Attempt::GaveUp if ask.tokens.is_none() => Attempt::Well,
+        Attempt::GaveUp if ask.tokens.is_none() && began => Attempt::Well,
+        Attempt::GaveUp if ask.tokens.is_none() => {
+            Attempt::Failed("nothing of a stream came".to_owned())
+        }
         ended => ended,
     }
 }
@@ -193,6 +197,8 @@ struct Reading<'a> {
     events: u64,
     /// What came last was the first half of an event's end.
     half: bool,
+    /// Something of the body has come.
+    began: bool,
     ended: bool,
 }
 
@@ -218,13 +224,14 @@ impl Reading<'_> {
             return Ok(Attempt::Refused(status, after));
         }
         if ask.reads == Reads::Stops {
-            conn.body().await?;
+            self.began = conn.body().await?.is_some();
             return std::future::pending().await;
         }
         let until_close = conn.until_close && ask.scenario.streamed();
         let mut tail = Vec::new();
         while let Some(bytes) = conn.body().await? {
             let now = now_ns();
+            self.began = true;
             if until_close {
                 tail.extend_from_slice(bytes);
                 tail.drain(..tail.len().saturating_sub(TAIL));
