@@ -1,10 +1,10 @@
 //! What a process and its sockets look like from outside, by `/proc`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::hash::{DefaultHasher, Hasher as _};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -108,21 +108,28 @@ impl Watched {
     /// The sockets now, whosoever they are.
     #[must_use]
     pub fn sockets(&self) -> Sockets {
-        self.sockets_but(&HashSet::new())
+        let nothing = Before {
+            at: Instant::now(),
+            strangers: HashMap::new(),
+        };
+        self.sockets_but(&nothing, &Peers::default())
     }
 
-    fn sockets_but(&self, strangers: &HashSet<Ends>) -> Sockets {
+    fn sockets_but(&self, before: &Before, peers: &Peers) -> Sockets {
         let mut sockets = Sockets::default();
+        let now = Instant::now();
         each_socket(|socket| {
-            let side = if socket.ends.local == self.listen && socket.state != "LISTEN" {
+            let ends = socket.ends;
+            let straight = !peers.others && Some(ends.remote) == self.upstream;
+            let upstream = || straight || peers.known.contains(&socket.peer);
+            let side = if ends.local == self.listen && socket.state != "LISTEN" {
                 &mut sockets.downstream
-            } else if Some(socket.ends.remote) == self.upstream && socket.ends.local != self.listen
-            {
+            } else if ends.local != self.listen && upstream() {
                 &mut sockets.upstream
             } else {
                 return;
             };
-            if !strangers.contains(&socket.ends) {
+            if !before.has(&socket, now) {
                 *side.entry(socket.state.to_owned()).or_insert(0) += 1;
             }
         });
@@ -130,37 +137,72 @@ impl Watched {
     }
 
     /// The same, from now on without what other runs and other gateways have
-    /// left on the two ports: nothing tells whose a socket in `TIME_WAIT` is
-    /// but when it came.
+    /// left: nothing tells whose a socket in `TIME_WAIT` is but when it came.
     #[must_use]
     pub fn from_now(self) -> Watch {
-        let mut known = HashSet::new();
-        each_socket(|socket| {
-            let ours = [Some(socket.ends.remote), Some(socket.ends.local)];
-            if ours.contains(&Some(self.listen)) || ours.contains(&self.upstream) {
-                known.insert((socket.ends, socket.inode));
-            }
-        });
         let owned = self.pid.map(|pid| inodes(&family(pid)));
         let stranger = |inode: u64| match &owned {
             // Those of a process that cannot be seen may be the gateway's.
             None => inode == 0,
             Some(owned) => !owned.contains(&inode),
         };
-        let strangers = known.into_iter().filter(|(_, inode)| stranger(*inode));
+        let mut before = Before {
+            at: Instant::now(),
+            strangers: HashMap::new(),
+        };
+        each_socket(|socket| {
+            if stranger(socket.inode) {
+                before.strangers.insert(socket.ends, socket);
+            }
+        });
         Watch {
             watched: self,
-            strangers: Arc::new(strangers.map(|(ends, _)| ends).collect()),
+            before: Arc::new(before),
+            peers: Arc::default(),
         }
+    }
+
+    /// Whom the gateway's process talks to, its own clients left out.
+    fn peers(&self) -> Peers {
+        let mut peers = Peers::default();
+        let this = std::process::id();
+        let Some(pid) = self.pid.filter(|pid| *pid != this) else {
+            return peers;
+        };
+        let (owned, ours) = (inodes(&family(pid)), inodes(&[this]));
+        let mut straight = false;
+        each_socket(|socket| {
+            if socket.ends.local == self.listen || socket.state != "ESTABLISHED" {
+                return;
+            }
+            let upstream = Some(socket.ends.remote) == self.upstream;
+            if owned.contains(&socket.inode) {
+                peers.known.insert(socket.peer);
+                straight |= upstream;
+            } else {
+                peers.others |= upstream && socket.inode > 0 && !ours.contains(&socket.inode);
+            }
+        });
+        peers.others &= !straight;
+        peers
     }
 }
 
-/// What is watched, and which sockets were there before and are not the
-/// gateway's.
+/// Whom a gateway talks to.
+#[derive(Debug, Default)]
+struct Peers {
+    known: HashSet<Peer>,
+    /// The fake upstream's clients are others: something stands between.
+    others: bool,
+}
+
+/// What is watched, which sockets were there before and are not the
+/// gateway's, and whom the gateway was seen to talk to.
 #[derive(Clone, Debug)]
 pub struct Watch {
     watched: Watched,
-    strangers: Arc<HashSet<Ends>>,
+    before: Arc<Before>,
+    peers: Arc<Mutex<Peers>>,
 }
 
 impl Watch {
@@ -173,7 +215,44 @@ impl Watch {
     /// The gateway's sockets now.
     #[must_use]
     pub fn sockets(&self) -> Sockets {
-        self.watched.sockets_but(&self.strangers)
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.watched.sockets_but(&self.before, &peers)
+    }
+
+    /// Looks whom the gateway talks to. What stands between it and the fake
+    /// upstream is known by this alone, and only while connections are open.
+    pub fn look_for_peers(&self) {
+        let found = self.watched.peers();
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.known.extend(found.known);
+        peers.others |= found.others;
+    }
+}
+
+/// Sockets of others at one moment.
+#[derive(Debug)]
+struct Before {
+    at: Instant,
+    strangers: HashMap<Ends, Socket>,
+}
+
+impl Before {
+    /// Whether this socket was there then. The kernel gives the ports of a
+    /// connection that waits to the next one, so that the same ends may be
+    /// another socket.
+    fn has(&self, socket: &Socket, now: Instant) -> bool {
+        /// More than a clock tick, less than the second after which ports are
+        /// given away.
+        const SLACK: Duration = Duration::from_millis(500);
+        let Some(then) = self.strangers.get(&socket.ends) else {
+            return false;
+        };
+        match (then.waits, socket.waits) {
+            (Some(then), Some(left)) => now + left <= self.at + then + SLACK,
+            (Some(_), None) => false,
+            (None, Some(_)) => true,
+            (None, None) => [then.inode, 0].contains(&socket.inode),
+        }
     }
 }
 
@@ -186,13 +265,19 @@ struct Ends {
     addresses: u64,
 }
 
+/// The other end of a connection: a hash of its address and port.
+type Peer = u64;
+
 /// A line of the kernel's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Socket {
     ends: Ends,
+    peer: Peer,
     state: &'static str,
     /// 0 if it is no process's any more.
     inode: u64,
+    /// In `TIME_WAIT`: how long it still waits.
+    waits: Option<Duration>,
 }
 
 fn each_socket(mut see: impl FnMut(Socket)) {
@@ -219,13 +304,13 @@ fn inodes(pids: &[u32]) -> HashSet<u64> {
 
 fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_ascii_whitespace().skip(1);
-    let mut addresses = DefaultHasher::new();
-    let mut port = || {
-        let (address, port) = fields.next()?.rsplit_once(':')?;
-        address.hash(&mut addresses);
-        u16::from_str_radix(port, 16).ok()
+    let (local, remote) = (fields.next()?, fields.next()?);
+    let port = |end: &str| u16::from_str_radix(end.rsplit_once(':')?.1, 16).ok();
+    let ends = Ends {
+        local: port(local)?,
+        remote: port(remote)?,
+        addresses: hash(&(local, remote)),
     };
-    let (local, remote) = (port()?, port()?);
     let state = match fields.next()? {
         "01" => "ESTABLISHED",
         "02" => "SYN_SENT",
@@ -240,15 +325,22 @@ fn socket(line: &str) -> Option<Socket> {
         "0B" => "CLOSING",
         _ => "OTHER",
     };
+    // Which timer runs, and for how many ticks; USER_HZ is 100.
+    let ticks = fields.nth(1)?.rsplit_once(':')?.1;
+    let ticks = u64::from_str_radix(ticks, 16).unwrap_or(0);
     Some(Socket {
-        ends: Ends {
-            local,
-            remote,
-            addresses: addresses.finish(),
-        },
+        ends,
+        peer: hash(&remote),
         state,
-        inode: fields.nth(5).and_then(|i| i.parse().ok()).unwrap_or(0),
+        inode: fields.nth(3).and_then(|i| i.parse().ok()).unwrap_or(0),
+        waits: (state == "TIME_WAIT").then(|| Duration::from_millis(ticks.saturating_mul(10))),
     })
+}
+
+fn hash(what: &impl std::hash::Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A process and all processes below it.
@@ -364,6 +456,96 @@ mod tests {
         let socket = socket(line).expect("a socket");
         assert_eq!((socket.ends.local, socket.ends.remote), (0x80C6, 0xAB8B));
         assert_eq!((socket.state, socket.inode), ("TIME_WAIT", 77));
+        assert_eq!(socket.waits, Some(Duration::from_millis(4340)));
+    }
+
+    /// The kernel gives the ports of a connection that waits to the next one.
+    #[tokio::test]
+    async fn a_socket_with_the_ports_of_an_older_one_is_counted() {
+        use tokio::net::{TcpListener, TcpSocket};
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let mut from = "127.0.0.1:0".parse().expect("an address");
+        let mut pair = async || {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.set_reuseaddr(true).expect("an option");
+            socket.bind(from).expect("the same port");
+            let client = socket.connect(addr).await.expect("connects");
+            from = client.local_addr().expect("bound");
+            (listener.accept().await.expect("accepts").0, client)
+        };
+        // The listener's side closes first: its end stays in TIME_WAIT.
+        drop(pair().await);
+        let watch = Watched {
+            pid: None,
+            listen: addr.port(),
+            upstream: None,
+        };
+        let watch = watch.from_now();
+        assert_eq!(watch.sockets(), Sockets::default());
+        let again = pair().await;
+        assert_eq!(watch.sockets().count("ESTABLISHED"), 1);
+        let waits = |sockets: &Sockets| sockets.count("TIME_WAIT");
+        let end = Instant::now() + Duration::from_secs(10);
+        drop(again);
+        // Until a second later the old one and the new one look the same.
+        while waits(&watch.sockets()) == 0 && Instant::now() < end {
+            drop(pair().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(watch.sockets().all(), 1, "{:?}", watch.sockets());
+    }
+
+    /// What stands between gateway and fake upstream has a port of its own.
+    #[test]
+    fn sockets_of_whomever_the_gateway_talks_to_are_counted() {
+        use std::io::BufRead as _;
+        use std::net::TcpListener;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let talks = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; read line; exec 3>&-; echo; read");
+        let mut gateway = std::process::Command::new("bash")
+            .args(["-c", &talks])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let (theirs, _) = listener.accept().expect("accepts");
+        let upstream = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let watched = Watched {
+            pid: Some(gateway.id()),
+            listen: 1,
+            upstream: Some(upstream.local_addr().expect("bound").port()),
+        };
+        let watch = watched.from_now();
+        assert_eq!(watch.sockets(), Sockets::default(), "not known yet");
+        watch.look_for_peers();
+        // What stands between has sockets too; they are not the gateway's.
+        let to = upstream.local_addr().expect("bound").port();
+        let to = format!("exec 3<>/dev/tcp/127.0.0.1/{to}; read");
+        let mut between = std::process::Command::new("bash")
+            .args(["-c", &to])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let _held = upstream.accept().expect("accepts");
+        assert_eq!(watch.sockets().all(), 2, "not known yet");
+        watch.look_for_peers();
+        let open = watch.sockets();
+        assert_eq!(
+            (open.all(), open.upstream.get("ESTABLISHED")),
+            (1, Some(&1))
+        );
+        let mut stdin = gateway.stdin.take().expect("piped");
+        std::io::Write::write_all(&mut stdin, b"\n").expect("told");
+        let mut line = String::new();
+        let mut said = std::io::BufReader::new(gateway.stdout.take().expect("piped"));
+        said.read_line(&mut line).expect("closed");
+        drop(theirs);
+        let after = watch.sockets();
+        assert_eq!((after.all(), after.count("TIME_WAIT")), (1, 1), "{after:?}");
+        drop((stdin, between.stdin.take()));
+        gateway.wait().and_then(|_| between.wait()).expect("end");
     }
 
     #[test]
