@@ -141,11 +141,18 @@ fn a_bench_writes_its_page() {
     assert!(waiting > 100.0 && naive[7] == "0", "{naive:?}");
 }
 
-/// Whoever has seen enough presses Ctrl-C, and has what was measured until then.
+/// Whoever has seen enough presses Ctrl-C, and has what was measured until
+/// then; so has whoever's time is up.
 #[test]
 fn an_interrupted_storm_keeps_what_it_has() {
+    interrupted("-INT");
+    interrupted("-TERM");
+}
+
+fn interrupted(signal: &str) {
     let upstream = Server::start(&["fake-upstream"]);
-    let file = std::env::temp_dir().join(format!("rig-kept-{}.json", std::process::id()));
+    let name = format!("rig-kept{signal}-{}.json", std::process::id());
+    let file = std::env::temp_dir().join(name);
     let mut child = Command::new(RIG)
         .args(["storm", "steady", "abort", "--users", "5", "--tokens", "20"])
         .args(["--pace", "5ms", "--seconds", "600", "--limit", "700s"])
@@ -169,7 +176,7 @@ fn an_interrupted_storm_keeps_what_it_has() {
         "{line}"
     );
     let asked = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .args([signal, &child.id().to_string()])
         .status();
     assert!(asked.expect("kill").success());
     let said: Vec<String> = lines.collect();
@@ -248,9 +255,128 @@ fn bad_input_is_said_in_clear_words() {
             "no fake upstream answers",
         ),
     ] {
-        let output = Command::new(RIG).args(args).output().expect("runs");
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        let words = String::from_utf8_lossy(&output.stderr);
-        assert!(words.contains(word), "{args:?}: {words}");
+        refused(args, word);
     }
+}
+
+#[test]
+fn figures_and_files_that_cannot_be_are_refused_before_anything_runs() {
+    for (args, word) in [
+        (&["storm", "--at", "0"][..], "1 or more"),
+        (&["storm", "--calls", "0"], "1 or more"),
+        (&["storm", "--limit", "0s"], "above 0"),
+        (&["storm", "--rounds", "3"], "--compare"),
+        (&["storm", "--max-waste", "NaN"], "0 or more"),
+        (&["storm", "--max-mib=-1"], "0 or more"),
+        (
+            &["storm", "--compare", "=http://127.0.0.1:1"],
+            "name is empty",
+        ),
+        (&["storm", "--html", "-"], "goes into a file"),
+        (
+            &["storm", "--html", "/proc/no/page.html"],
+            "/proc/no/page.html: ",
+        ),
+        (
+            &["storm", "--json", "/proc/no/all.json"],
+            "/proc/no/all.json: ",
+        ),
+    ] {
+        refused(args, word);
+    }
+}
+
+fn refused(args: &[&str], word: &str) {
+    let output = Command::new(RIG).args(args).output().expect("runs");
+    assert_eq!(output.status.code(), Some(2), "{args:?}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(words.contains(word), "{args:?}: {words}");
+}
+
+/// A full disk takes neither, and says so; what fits is written.
+#[test]
+fn what_cannot_be_written_does_not_cost_the_rest() {
+    let upstream = Server::start(&["fake-upstream"]);
+    let html = std::env::temp_dir().join(format!("rig-rest-{}.html", std::process::id()));
+    let output = Command::new(RIG)
+        .args(["storm", "--users", "2", "--calls", "4", "--quiet"])
+        .args(["--target", &format!("http://{}", upstream.addr)])
+        .args(["--json", "/dev/full", "--html"])
+        .arg(&html)
+        .output()
+        .expect("runs");
+    assert_eq!(output.status.code(), Some(1), "it was run: {output:?}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        words.contains("not kept: /dev/full: No space left"),
+        "{words}"
+    );
+    let page = std::fs::read_to_string(&html).expect("written");
+    std::fs::remove_file(&html).expect("ours");
+    assert!(page.contains("<svg"));
+}
+
+/// SIGTERM would go to whoever has started the storm.
+#[test]
+fn a_storm_does_not_end_who_started_it() {
+    let upstream = Server::start(&["fake-upstream"]);
+    let storm = format!(
+        "{RIG} storm drain --quiet --users 2 --seconds 1 --pid $$ --target http://{0} --upstream {0}; echo $? >&2",
+        upstream.addr
+    );
+    // A gateway of the shell's family, so that its port is the shell's too.
+    let script = format!(
+        "coproc {RIG} naive-proxy --listen 127.0.0.1:0 --upstream {}; read -ru \"${{COPROC[0]}}\" line; \
+         {}; kill $COPROC_PID",
+        upstream.addr,
+        storm.replace(&format!("http://{}", upstream.addr), "http://${line##* }")
+    );
+    let output = Command::new("bash").args(["-c", &script]).output();
+    let output = output.expect("runs");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        words.contains("(bash): it has started this storm"),
+        "{words}"
+    );
+    assert!(words.trim_end().ends_with('2'), "{words}");
+}
+
+/// Neither would have figures of its own.
+#[test]
+fn a_second_storm_on_one_upstream_is_refused() {
+    let upstream = Server::start(&["fake-upstream", "--pace", "20ms", "--tokens", "2000"]);
+    let mut held = std::net::TcpStream::connect(upstream.addr).expect("connects");
+    let body = "{\"model\":\"m\",\"stream\":true,\"messages\":[]}";
+    let call = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    std::io::Write::write_all(&mut held, call.as_bytes()).expect("sent");
+    std::io::Read::read_exact(&mut held, &mut [0; 12]).expect("an answer");
+    let output = storm(upstream.addr, upstream.addr, upstream.child.id());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        words.contains(": 1 calls of somebody else run there"),
+        "{words}"
+    );
+    // Its own script is not what a machine can do, and is left as it was.
+    drop(held);
+    let output = storm(upstream.addr, upstream.addr, upstream.child.id());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("json");
+    let calls = json["ceiling"]["calls_per_second"].as_f64();
+    assert!(calls > Some(500.0), "{}", json["ceiling"]);
+    let mut asks = std::net::TcpStream::connect(upstream.addr).expect("connects");
+    let ask = b"GET /__rig/script HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut asks, ask).expect("sent");
+    // The connection stays open.
+    let mut script = Vec::new();
+    while !script.ends_with(b"}") {
+        let mut some = [0; 4096];
+        let n = std::io::Read::read(&mut asks, &mut some).expect("an answer");
+        assert!(n > 0, "{}", String::from_utf8_lossy(&script));
+        script.extend_from_slice(&some[..n]);
+    }
+    let script = String::from_utf8_lossy(&script);
+    assert!(script.contains("\"tokens\":2000"), "{script}");
 }

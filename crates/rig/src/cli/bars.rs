@@ -21,45 +21,54 @@ pub(super) struct BarArgs {
     #[arg(long, global = true, value_name = "N")]
     max_running_after: Option<u64>,
     /// Memory that the gateway keeps, MiB
-    #[arg(long, global = true, value_name = "MIB")]
+    #[arg(long, global = true, value_name = "MIB", value_parser = number)]
     max_memory_left_mib: Option<f64>,
     /// CPU of the gateway for each call, microseconds
-    #[arg(long, global = true, value_name = "US")]
+    #[arg(long, global = true, value_name = "US", value_parser = number)]
     max_cpu_us_per_call: Option<f64>,
     /// CPU of the gateway for each chunk, microseconds
-    #[arg(long, global = true, value_name = "US")]
+    #[arg(long, global = true, value_name = "US", value_parser = number)]
     max_cpu_us_per_chunk: Option<f64>,
     /// Memory of the gateway for each held stream (`idle`, `slow`, `stalled`), KiB
-    #[arg(long, global = true, value_name = "KIB")]
+    #[arg(long, global = true, value_name = "KIB", value_parser = number)]
     max_kib_per_stream: Option<f64>,
     /// Memory that held streams take in all (`idle`, `slow`, `stalled`), MiB
-    #[arg(long, global = true, value_name = "MIB")]
+    #[arg(long, global = true, value_name = "MIB", value_parser = number)]
     max_mib: Option<f64>,
     /// From the upstream's writing of a chunk to the user's reading, 99th percentile, ms
-    #[arg(long, global = true, value_name = "MS")]
+    #[arg(long, global = true, value_name = "MS", value_parser = number)]
     max_delay_p99_ms: Option<f64>,
     /// First event's 99th percentile in `abort`, as a multiple of the one while nobody leaves
-    #[arg(long, global = true, value_name = "TIMES")]
+    #[arg(long, global = true, value_name = "TIMES", value_parser = number)]
     max_first_event_ratio: Option<f64>,
     /// Things gone wrong: refusals, cut streams, users who gave up where that is not the scenario
     #[arg(long, global = true, value_name = "N")]
     max_errors: Option<u64>,
     /// Upstream calls for each call that a user wanted (`retry`)
-    #[arg(long, global = true, value_name = "TIMES")]
+    #[arg(long, global = true, value_name = "TIMES", value_parser = number)]
     max_amplification: Option<f64>,
     /// Calls that ran for nobody, times how long they did, in seconds
-    #[arg(long, global = true, value_name = "SECONDS")]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = number)]
     max_abandoned_seconds: Option<f64>,
     /// Calls running at the upstream at once
     #[arg(long, global = true, value_name = "N")]
     max_running: Option<u64>,
     /// From SIGTERM to the end of the process (`drain`), seconds
-    #[arg(long, global = true, value_name = "SECONDS")]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = number)]
     max_exit_seconds: Option<f64>,
 }
 
-fn percent(text: &str) -> Result<f64, std::num::ParseFloatError> {
-    text.trim_end_matches('%').parse()
+fn percent(text: &str) -> Result<f64, String> {
+    number(text.trim_end_matches('%'))
+}
+
+/// A bar that some figure can be above, and some below.
+fn number(text: &str) -> Result<f64, String> {
+    let bar: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if bar.is_finite() && bar >= 0.0 {
+        return Ok(bar);
+    }
+    Err("a bar is 0 or more".to_owned())
 }
 
 impl BarArgs {

@@ -99,7 +99,7 @@ fn say(text: &str) -> io::Result<()> {
 }
 
 /// Waits for SIGINT or SIGTERM.
-async fn asked_to_end() -> io::Result<()> {
+pub(crate) async fn asked_to_end() -> io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
     tokio::select! {
         interrupted = tokio::signal::ctrl_c() => interrupted,

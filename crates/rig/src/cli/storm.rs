@@ -33,7 +33,8 @@ Without one, only what clients see is measured. The gateway's process is found b
 
 Work is abandoned while more calls run at the upstream than clients have open, and queued while fewer do.
 
-Exit codes: 0 all bars held, 1 a bar did not hold or a storm ended early (what was measured is printed), 2 nothing was run.";
+Exit codes: 0 all bars held, 1 a bar did not hold, or a storm ended early or measured nothing (what was measured is printed and
+written), 2 nothing was run.";
 
 /// Settings of a storm.
 #[derive(Clone, Debug, Args)]
@@ -53,7 +54,7 @@ pub struct StormArgs {
     #[arg(long, value_name = "NAME=URL", conflicts_with_all = ["target", "pid"])]
     compare: Vec<String>,
     /// Rounds of a comparison
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare")]
     rounds: usize,
     /// The fake upstream behind the gateway
     #[arg(long, value_name = "ADDRESS")]
@@ -183,6 +184,9 @@ impl StormArgs {
             let (name, url) = one
                 .split_once('=')
                 .ok_or_else(|| wrong(format!("--compare {one:?}: expected NAME=URL")))?;
+            if name.trim().is_empty() {
+                return Err(wrong(format!("--compare {one:?}: the name is empty")));
+            }
             let mut gateway = Gateway::at(url).map_err(wrong)?;
             name.clone_into(&mut gateway.name);
             if gateways.iter().any(|g: &Gateway| g.name == gateway.name) {
@@ -221,8 +225,11 @@ impl StormArgs {
                 return Err(wrong(why));
             }
         }
-        if self.users == 0 || self.rounds == 0 || self.tokens == 0 {
-            return Err(wrong("--users, --rounds and --tokens are 1 or more"));
+        let counts = [self.users as u64, self.rounds as u64, self.tokens, self.at];
+        if counts.contains(&0) || self.calls == Some(0) || self.limit.0 <= 0.0 {
+            return Err(wrong(
+                "--users, --calls, --rounds, --tokens and --at are 1 or more, and --limit is above 0",
+            ));
         }
         let sane = |n: f64| n.is_finite() && n > 0.0 && n <= 1e6;
         if !self.seconds.is_none_or(sane) || !sane(self.rate) {
@@ -276,6 +283,45 @@ impl StormArgs {
         upstreams.into_iter().flatten().any(|a| gateway.is(a))
     }
 
+    /// Where results go is found out before anything runs, not after it.
+    fn outputs(&self) -> io::Result<()> {
+        let dash = std::path::Path::new("-");
+        if self.html.as_deref() == Some(dash) {
+            return Err(wrong("--html -: a page goes into a file; give its name"));
+        }
+        let json = self.json.iter().filter(|file| file.as_path() != dash);
+        for file in json.chain(&self.html) {
+            let opened = std::fs::OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(file);
+            opened.map_err(|e| wrong(format!("{}: {e}", file.display())))?;
+        }
+        Ok(())
+    }
+
+    /// Writes results where they were asked for; whether all could be. What one
+    /// file does not take does not cost the other.
+    fn keep(&self, all: &Document<'_>) -> io::Result<bool> {
+        let mut written = Vec::new();
+        if let Some(file) = &self.json {
+            let text = serde_json::to_string_pretty(all)?;
+            written.push(match file.as_path() == std::path::Path::new("-") {
+                true => super::say(&text),
+                false => write(file, &text),
+            });
+        }
+        if let Some(file) = &self.html {
+            let page = page(all.machine, all.ceiling, all.runs, all.failures);
+            written.push(write(file, &page));
+        }
+        let lost: Vec<io::Error> = written.into_iter().filter_map(Result::err).collect();
+        for e in &lost {
+            super::complain(&format!("not kept: {e}"));
+        }
+        Ok(lost.is_empty())
+    }
+
     async fn source(&self) -> io::Result<Option<Source>> {
         match (self.upstream, self.upstream_listen) {
             (Some(addr), _) => upstream_at(addr).await.map(Some),
@@ -293,6 +339,10 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
     let bars = args.bars.bars();
     let gateways = args.gateways()?;
     args.contradictions(&gateways, &bars)?;
+    args.outputs()?;
+    for unseen in gateways.iter().filter_map(|g| g.unseen.as_ref()) {
+        super::complain(unseen);
+    }
     crate::load::raise_descriptors(args.users as u64 + 64)?;
     let source = args.source().await?;
     for gateway in &gateways {
@@ -300,7 +350,10 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
     }
     let machine = Machine::look(&[]).await;
     let ceiling = match &source {
-        Some(source) => Some(ceiling(source).await?),
+        Some(source) => {
+            source.unused().await?;
+            Some(ceiling(source).await?)
+        }
         None => None,
     };
     let plan = args.plan();
@@ -331,26 +384,15 @@ pub(super) async fn run(args: StormArgs) -> io::Result<bool> {
     for failure in &failures {
         super::complain(&format!("FAILED {failure}"));
     }
-    if let Some(file) = &args.json {
-        let document = Document {
-            machine: &machine,
-            plan: &plan,
-            ceiling,
-            runs: &runs,
-            compared: ratios(&runs),
-            failures: &failures,
-        };
-        let text = serde_json::to_string_pretty(&document)?;
-        if tables {
-            write(file, &text)?;
-        } else {
-            super::say(&text)?;
-        }
-    }
-    if let Some(file) = &args.html {
-        write(file, &page(&machine, ceiling, &runs, &failures))?;
-    }
-    Ok(failures.is_empty())
+    let document = Document {
+        machine: &machine,
+        plan: &plan,
+        ceiling,
+        runs: &runs,
+        compared: ratios(&runs),
+        failures: &failures,
+    };
+    Ok(args.keep(&document)? && failures.is_empty())
 }
 
 fn write(file: &std::path::Path, text: &str) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Gateway, Plan, Scenario, Source, storm};
 use crate::compare::{Get, Run, Spread, after, in_turn, names, ratio, spread, values};
@@ -25,7 +25,7 @@ pub struct Compared {
 }
 
 /// Runs all scenarios on all gateways, [`Plan::rounds`] times. What fails to
-/// run is a report that ended early. SIGINT ends it after the storm that runs,
+/// run is a report that ended early. SIGINT or SIGTERM ends it after the storm that runs,
 /// which is told too.
 pub async fn compare(
     gateways: &[Gateway],
@@ -35,7 +35,8 @@ pub async fn compare(
     mut done: impl FnMut(&Run),
 ) -> Vec<Run> {
     let mut runs = Vec::new();
-    let mut interrupt = signal(SignalKind::interrupt()).ok();
+    let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+    let mut signals: Vec<Signal> = kinds.into_iter().filter_map(|k| signal(k).ok()).collect();
     in_turn(
         plan.rounds,
         scenarios,
@@ -66,7 +67,7 @@ pub async fn compare(
             };
             done(&run);
             runs.push(run);
-            if asked(interrupt.as_mut()) {
+            if signals.iter_mut().any(asked) {
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
@@ -77,9 +78,9 @@ pub async fn compare(
 }
 
 /// Whether a signal has come, without waiting for one.
-fn asked(signal: Option<&mut tokio::signal::unix::Signal>) -> bool {
+fn asked(signal: &mut Signal) -> bool {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    signal.is_some_and(|s| s.poll_recv(&mut context).is_ready())
+    signal.poll_recv(&mut context).is_ready()
 }
 
 /// What is compared.

@@ -35,6 +35,7 @@ pub use source::Source;
 pub use target::{Gateway, owner_of};
 pub use vanish::{VanishArgs, clients as vanish_clients, vanish};
 
+use crate::Script;
 use crate::load::{CallsPlan, Control, Quantiles, Report, Target, Waste, calls};
 use crate::truth::Truth;
 use live::Live;
@@ -69,7 +70,7 @@ impl std::fmt::Display for Early {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Asked => f.write_str("stopped by a signal; what was measured until then is kept"),
-            Self::Limit(after) => write!(f, "not done after {} s (--limit)", after.as_secs()),
+            Self::Limit(after) => write!(f, "not done after {} s (--limit)", after.as_secs_f64()),
             Self::Lost(why) => f.write_str(why),
         }
     }
@@ -86,7 +87,7 @@ pub async fn storm(
     crate::load::raise_descriptors(plan.users as u64 + 64)?;
     gateway.reachable().await?;
     if let Some(source) = source {
-        source.quiet(Duration::from_secs(5)).await?;
+        source.unused().await?;
         source.prepare(scenario.upstream(plan)).await?;
         source.reset().await?;
     }
@@ -238,7 +239,7 @@ async fn load(
     tokio::select! {
         () = &mut work => None,
         () = sleep(limit) => Some(Early::Limit(limit)),
-        _ = tokio::signal::ctrl_c() => Some(Early::Asked),
+        _ = crate::cli::asked_to_end() => Some(Early::Asked),
         why = live.lost(gateway) => Some(Early::Lost(why)),
     }
 }
@@ -287,7 +288,7 @@ async fn drain(
             None
         }
         () = sleep(limit) => Some(Early::Limit(limit)),
-        _ = tokio::signal::ctrl_c() => Some(Early::Asked),
+        _ = crate::cli::asked_to_end() => Some(Early::Asked),
     }
 }
 
@@ -347,14 +348,37 @@ async fn open(gateway: &Gateway, scenario: Scenario, plan: &Plan, live: &Arc<Liv
 }
 
 /// What load and upstream do without a gateway between them; two seconds or
-/// three, on a slow machine too.
+/// three, on a slow machine too. The upstream is as quick as it can be
+/// meanwhile, whatever its own script says.
 pub async fn ceiling(source: &Source) -> io::Result<Ceiling> {
+    /// More than the slowest machine needs.
+    const MOST: Duration = Duration::from_secs(20);
+    source.prepare(Some(Script::default())).await?;
+    let found = timeout(MOST, without_gateway(source)).await;
+    source.prepare(None).await?;
+    source.quiet(Duration::from_secs(5)).await?;
+    found.unwrap_or_else(|_| {
+        Err(io::Error::other(format!(
+            "the upstream at {} did not answer {CALLS} small calls of {CONNECTIONS} connections in {} s; \
+             has it descriptors enough (`ulimit -n`)?",
+            source.addr(),
+            MOST.as_secs()
+        )))
+    })
+}
+
+/// Small calls that are made at least.
+const CALLS: u64 = 3_000;
+/// And on how many connections.
+const CONNECTIONS: usize = 64;
+
+async fn without_gateway(source: &Source) -> io::Result<Ceiling> {
     /// Long enough for a stable figure.
     const LONG: Duration = Duration::from_secs(1);
-    source.prepare(None).await?;
     let target = Target::new(source.addr());
     let mut plan = CallsPlan {
-        calls: 2_000,
+        connections: CONNECTIONS,
+        calls: CALLS - 1_000,
         warmup: 1_000,
         ..CallsPlan::default()
     };
@@ -378,7 +402,6 @@ pub async fn ceiling(source: &Source) -> io::Result<Ceiling> {
     // It is cut: nothing ends by itself.
     let _ = timeout(LONG, work).await;
     let (chunks, seconds) = (live.seen().chunks, start.elapsed().as_secs_f64());
-    source.quiet(Duration::from_secs(5)).await?;
     Ok(Ceiling {
         calls_per_second: crate::load::float(total.calls) / total.seconds,
         chunks_per_second: crate::load::float(chunks) / seconds,

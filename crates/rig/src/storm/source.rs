@@ -88,6 +88,21 @@ impl Source {
         Ok(())
     }
 
+    /// An error while calls run that are not this storm's: they would be
+    /// counted as the gateway's, and its own as theirs.
+    pub async fn unused(&self) -> io::Result<()> {
+        /// What a gateway closes takes a moment to be seen.
+        const WITHIN: Duration = Duration::from_secs(5);
+        self.quiet(WITHIN).await?;
+        match self.truth().await?.running {
+            0 => Ok(()),
+            n => Err(io::Error::other(format!(
+                "the upstream at {}: {n} calls of somebody else run there; is it another storm's?",
+                self.addr()
+            ))),
+        }
+    }
+
     /// Forgets the counts.
     pub(super) async fn reset(&self) -> io::Result<()> {
         match self {

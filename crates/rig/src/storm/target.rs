@@ -30,6 +30,8 @@ pub struct Gateway {
     pub model: String,
     /// Its process; its children are counted with it.
     pub pid: Option<u32>,
+    /// Why its process is not looked at, if it is known to be there.
+    pub unseen: Option<String>,
 }
 
 impl Gateway {
@@ -70,6 +72,7 @@ impl Gateway {
             headers: Vec::new(),
             model: "tiny".to_owned(),
             pid: None,
+            unseen: None,
         })
     }
 
@@ -84,6 +87,7 @@ impl Gateway {
             headers: Vec::new(),
             model: "tiny".to_owned(),
             pid: None,
+            unseen: None,
         }
     }
 
@@ -133,13 +137,20 @@ impl Gateway {
     pub fn find_process(&mut self, given: Option<u32>) -> Result<(), String> {
         let owner = owner_of(self.addr.port());
         let Some(pid) = given else {
-            self.pid = owner;
+            self.found(owner);
             return Ok(());
         };
         if !alive(pid) {
             return Err(format!("--pid {pid}: no such process"));
         }
-        if fs::read_dir(format!("/proc/{pid}/fd")).is_err() {
+        // It would be counted with the load, and `drain` would end it.
+        if ancestors().contains(&pid) {
+            return Err(format!(
+                "--pid {pid} ({}): it has started this storm; give the gateway's own process",
+                name_of(pid)
+            ));
+        }
+        if !readable(pid) {
             return Err(format!(
                 "--pid {pid} ({}): it belongs to somebody else; run this as its user or as root",
                 name_of(pid)
@@ -159,6 +170,28 @@ impl Gateway {
         }
         self.pid = Some(pid);
         Ok(())
+    }
+
+    /// Takes the process that listens, unless it is only a part of the gateway:
+    /// the workers of a server that somebody else has started.
+    fn found(&mut self, owner: Option<u32>) {
+        let port = self.addr.port();
+        let hidden = match owner {
+            None if self.addr.ip().is_loopback() && !listening(port).is_empty() => {
+                Some(format!("the process that listens on port {port}"))
+            }
+            Some(pid) => parent(pid)
+                .filter(|up| name_of(*up) == name_of(pid) && !readable(*up))
+                .map(|up| format!("pid {up} ({})", name_of(up))),
+            None => None,
+        };
+        self.pid = owner.filter(|_| hidden.is_none());
+        self.unseen = hidden.map(|who| {
+            format!(
+                "{}: {who} belongs to somebody else, and nothing of it is measured; run this as its user or as root",
+                self.url()
+            )
+        });
     }
 
     /// Asks the process to end.
@@ -183,6 +216,23 @@ pub(super) fn alive(pid: u32) -> bool {
         .rsplit_once(") ")
         .and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| state != 'Z')
+}
+
+/// Whether this process may look into that one.
+fn readable(pid: u32) -> bool {
+    fs::read_dir(format!("/proc/{pid}/fd")).is_ok()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let parent = fields.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    (parent > 0).then_some(parent)
+}
+
+/// The processes that have started this one.
+fn ancestors() -> HashSet<u32> {
+    std::iter::successors(parent(std::process::id()), |pid| parent(*pid)).collect()
 }
 
 fn name_of(pid: u32) -> String {
@@ -217,7 +267,8 @@ fn holds(pid: u32, inodes: &HashSet<String>) -> bool {
 }
 
 /// The process that listens on a port, if it can be seen; of several, the
-/// oldest, which is the parent of the others.
+/// oldest, which is the parent of the others. Whoever has started this program
+/// is not it, though it may have opened the port.
 #[must_use]
 pub fn owner_of(port: u16) -> Option<u32> {
     let inodes = listening(port);
@@ -226,7 +277,9 @@ pub fn owner_of(port: u16) -> Option<u32> {
     }
     let pids = fs::read_dir("/proc").ok()?.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| holds(*pid, &inodes)).min()
+    let ours = ancestors();
+    pids.filter(|pid| !ours.contains(pid) && holds(*pid, &inodes))
+        .min()
 }
 
 /// Runs `ip` with these arguments.
