@@ -121,7 +121,8 @@ pub struct Limits {
     pub error_body: Size,
     /// Longest answer that is put together out of a stream, for a client that wants it in one piece. One that is longer fails.
     pub assembled: Size,
-    /// Bytes of all answers that are kept for retries, see `[upstreams.attach]`.
+    /// Bytes of all answers that are kept for retries, see `[upstreams.attach]`. Where there are several client keys, those of one key take at
+    /// most half.
     #[schemars(extend("x-min" = "4KiB", "x-max" = "1024GiB"))]
     pub attach_total: Size,
 }

@@ -88,6 +88,48 @@ async fn after_the_grace_there_is_nothing_to_resume() {
     }
 }
 
+/// One key's answers leave room for those of the others.
+#[tokio::test]
+async fn one_keys_answers_do_not_take_the_memory_of_all() {
+    use sha2::Digest as _;
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        graced(c, LONG);
+        c.limits.attach_total_bytes = 64 * 1024;
+        c.keys = ["mine", "other"]
+            .map(|name| ClientKey {
+                name: name.into(),
+                sha256: sha2::Sha256::digest(name).into(),
+            })
+            .into();
+    });
+    let called = async |who: &str, name: &str, body: &Value| {
+        let (auth, name) = (format!("Bearer {who}"), named(name));
+        let headers = [("authorization", &*auth), ("idempotency-key", &*name)];
+        let mut client = post_with(&gate, CHAT, &headers, body).await;
+        let head = client.final_head().await.expect("head");
+        (client, head.header("x-tidegate-attached").is_some())
+    };
+    // Each takes one block of 4 KiB.
+    for n in 0..20 {
+        let (mut client, _) = called("other", &format!("{n}"), &stuck(None)).await;
+        client.events(3).await.expect("events");
+        client.leave_rst().expect("left");
+    }
+    let lost = |g: &Gate| g.metric("attach_lost_total", &[("bound", "total")]);
+    gate.eventually("half is full", |g| lost(g) == 12.0).await;
+    assert_eq!(gate.metric("attach_bytes", &[]), 32.0 * 1024.0);
+    let (mut client, _) = called("mine", "own", &stuck(None)).await;
+    client.events(3).await.expect("events");
+    client.leave_rst().expect("left");
+    let (client, attached) = called("mine", "own", &stuck(None)).await;
+    assert!(attached, "there was room for its answer");
+    drop(client);
+    gate.gateway.drain().await;
+    gate.settled(&up).await;
+    assert_eq!(gate.metric("attach_bytes", &[]), 0.0);
+}
+
 /// How many may wait at once, and how many tokens may come meanwhile.
 #[tokio::test]
 async fn the_grace_stays_within_the_bounds_of_abandoned_work() {

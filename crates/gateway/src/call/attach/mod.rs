@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use http::header::{ACCEPT, AUTHORIZATION, HeaderName};
 use http::uri::PathAndQuery;
@@ -33,7 +33,8 @@ pub mod tape;
 pub mod tapped;
 
 use attached::Unstarted;
-use orphan::{Budget, Likeness, Lost, Of, Orphan, Seat, Writer};
+use orphan::{Budget, Likeness, Lost, Most, Of, Orphan, Seat, Writer};
+use tape::BLOCK_BYTES;
 use tapped::Around;
 
 /// Asks for the running call or nothing: without one to take up, the request fails instead of starting a call.
@@ -65,6 +66,8 @@ pub struct Orphans {
     /// A call is here as long as it has its writer, so there are as many as run or are kept.
     listed: Arc<Mutex<HashMap<Mark, Vec<Arc<Orphan>>>>>,
     budget: Budget,
+    /// What the tapes of each client key hold, while it has any.
+    keys: Arc<Mutex<HashMap<u64, Weak<AtomicUsize>>>>,
     /// A call was listed since the start. Where none ever was, nobody looks.
     ever: Arc<AtomicBool>,
     /// The gateway drains: nobody can come back to it.
@@ -76,7 +79,7 @@ pub struct Orphans {
 pub(super) struct Listed {
     orphans: Orphans,
     mark: Mark,
-    orphan: std::sync::Weak<Orphan>,
+    orphan: Weak<Orphan>,
 }
 
 /// A request that came to an upstream whose calls can be taken up.
@@ -95,8 +98,8 @@ pub struct Ticket {
     mark: Mark,
     like: Likeness,
     named: bool,
-    /// Bytes of the answer that are kept, and of all. `None`: it is only looked for, and its own call cannot be taken up.
-    bounds: Option<(usize, usize)>,
+    /// `None`: it is only looked for, and its own call cannot be taken up.
+    most: Option<Most>,
 }
 
 /// What there is for a request.
@@ -132,6 +135,7 @@ impl Orphans {
         Self {
             listed: Arc::default(),
             budget: Budget::new(metrics),
+            keys: Arc::default(),
             ever: Arc::default(),
             closing,
         }
@@ -145,6 +149,19 @@ impl Orphans {
     fn lock(&self) -> MutexGuard<'_, HashMap<Mark, Vec<Arc<Orphan>>>> {
         // No code of others runs under this lock, so a poisoned one holds sound data.
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory for a call of this key.
+    fn budget_of(&self, flow: u64) -> Budget {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = keys.get(&flow).and_then(Weak::upgrade);
+        let held = held.unwrap_or_else(|| {
+            let held = Arc::default();
+            keys.retain(|_, key| key.strong_count() > 0);
+            keys.insert(flow, Arc::downgrade(&held));
+            held
+        });
+        self.budget.of_key(held)
     }
 
     /// A seat at the newest call that can be taken up with this.
@@ -178,7 +195,7 @@ impl Ticket {
             named: self.named,
             closing: orphans.closing.clone(),
         };
-        let orphan = Orphan::new(of, &orphans.budget, self.bounds?);
+        let orphan = Orphan::new(of, orphans.budget_of(record.flow()), self.most?);
         orphans.ever.store(true, Ordering::Relaxed);
         let mut listed = orphans.lock();
         let alike = listed.entry(self.mark).or_default();
@@ -335,9 +352,20 @@ impl Look<'_> {
             mark,
             like: Likeness(like.await?),
             named: key.is_some(),
-            bounds: attach
-                .map(|attach| (attach.bytes, generation.config.limits.attach_total_bytes)),
+            most: attach.map(|attach| most(attach, &generation.config)),
         }))
+    }
+}
+
+/// Where there are several client keys, one of them does not get the memory of all.
+fn most(attach: config::Attach, config: &config::Config) -> Most {
+    let all = config.limits.attach_total_bytes;
+    let several = config.keys.len() > 1;
+    let half = (all / 2).max(BLOCK_BYTES);
+    Most {
+        own: attach.bytes,
+        key: if several { half } else { all },
+        all,
     }
 }
 

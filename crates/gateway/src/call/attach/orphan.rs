@@ -19,36 +19,63 @@ use crate::call::table::Entry;
 use crate::signal::Signal;
 use crate::telemetry::metrics::Metrics;
 
-/// Memory of all tapes. Clones share it.
+/// Memory of all tapes, and of those of one client key. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    used: Arc<AtomicUsize>,
+    all: Arc<AtomicUsize>,
+    key: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
+}
+
+/// Bytes that are kept at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Most {
+    /// Of one answer.
+    pub(super) own: usize,
+    /// Of all answers of one client key.
+    pub(super) key: usize,
+    pub(super) all: usize,
 }
 
 impl Budget {
     pub(super) fn new(metrics: &Arc<Metrics>) -> Self {
         Self {
-            used: Arc::default(),
+            all: Arc::default(),
+            key: Arc::default(),
             metrics: Arc::clone(metrics),
         }
     }
 
-    /// One block more, if all of them stay within `most` bytes.
-    fn grant(&self, most: usize) -> bool {
-        let more = |used: usize| (used + BLOCK_BYTES <= most).then_some(used + BLOCK_BYTES);
-        let granted = self
-            .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        if granted.is_ok() {
-            self.metrics.attach_bytes.inc_by(BLOCK_BYTES as i64);
+    /// The same, with what the calls of this key hold.
+    pub(super) fn of_key(&self, key: Arc<AtomicUsize>) -> Self {
+        Self {
+            key,
+            ..self.clone()
         }
-        granted.is_ok()
+    }
+
+    /// One block more, if all of them, and all of the key's, stay within bounds.
+    fn grant(&self, most: Most) -> bool {
+        let add = |used: &AtomicUsize, most: usize| {
+            let more = |used: usize| (used + BLOCK_BYTES <= most).then_some(used + BLOCK_BYTES);
+            used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+                .is_ok()
+        };
+        if !add(&self.key, most.key) {
+            return false;
+        }
+        if !add(&self.all, most.all) {
+            self.key.fetch_sub(BLOCK_BYTES, Ordering::Relaxed);
+            return false;
+        }
+        self.metrics.attach_bytes.inc_by(BLOCK_BYTES as i64);
+        true
     }
 
     fn give_back(&self, blocks: usize) {
         let bytes = blocks * BLOCK_BYTES;
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.key.fetch_sub(bytes, Ordering::Relaxed);
+        self.all.fetch_sub(bytes, Ordering::Relaxed);
         self.metrics.attach_bytes.dec_by(bytes as i64);
     }
 }
@@ -65,7 +92,7 @@ pub struct Orphan {
     pub(super) like: Likeness,
     /// The client named the call itself: then its newest retry takes it, even from a client that seems to be there.
     named: bool,
-    total_max: usize,
+    most: Most,
     budget: Budget,
     /// The gateway drains: nobody can come back to it.
     closing: Signal,
@@ -170,7 +197,7 @@ pub(super) struct Of {
 }
 
 impl Orphan {
-    pub(super) fn new(of: Of, budget: &Budget, (own_max, total_max): (usize, usize)) -> Arc<Self> {
+    pub(super) fn new(of: Of, budget: Budget, most: Most) -> Arc<Self> {
         let Of {
             entry,
             gone,
@@ -183,11 +210,11 @@ impl Orphan {
             gone,
             like,
             named,
-            total_max,
-            budget: budget.clone(),
+            most,
+            budget,
             closing,
             state: Mutex::new(State {
-                tape: Tape::new(own_max),
+                tape: Tape::new(most.own),
                 closed: false,
                 head: None,
                 end: None,
@@ -354,7 +381,7 @@ impl Writer {
     pub fn push(&self, bytes: &[u8]) -> (usize, Option<Full>) {
         let budget = &self.orphan.budget;
         let mut state = self.orphan.lock();
-        let grant = || budget.grant(self.orphan.total_max);
+        let grant = || budget.grant(self.orphan.most);
         let (mut taken, mut full) = state.tape.push(bytes, grant);
         if full.is_some() && matches!(state.who, Who::Retry(_)) {
             let read = state.read;

@@ -22,7 +22,7 @@ pub struct Tape {
 pub enum Full {
     /// The bound of this tape.
     Own,
-    /// The bound of all tapes.
+    /// The bound of all tapes, or of its key's.
     All,
 }
 
