@@ -38,12 +38,13 @@ pub struct Calls {
 
 /// Which calls are to end.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true)))]
 pub struct Kill {
     /// Id of the call, as `tidegate calls` shows it
-    #[arg(value_name = "ID", required_unless_present = "upstream")]
+    #[arg(value_name = "ID", group = "which")]
     pub id: Option<String>,
     /// All calls of this upstream
-    #[arg(long, value_name = "NAME", conflicts_with = "id")]
+    #[arg(long, value_name = "NAME", group = "which")]
     pub upstream: Option<String>,
     #[command(flatten)]
     pub at: At,

@@ -77,6 +77,22 @@ fn every_command_has_help_with_examples() {
     }
 }
 
+/// Whoever says neither is told of both ways.
+#[test]
+fn a_kill_needs_an_id_or_an_upstream() {
+    for (line, said) in [
+        ("tidegate kill", "<ID|--upstream <NAME>>"),
+        ("tidegate kill req_1 --upstream gpu", "cannot be used with"),
+    ] {
+        let words = line.split(' ');
+        let refused = Output::from(parse(words, Sources::default()).unwrap_err());
+        assert_eq!(refused.exit, Exit::Usage, "{line}");
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    }
+    parsed("tidegate kill req_1");
+    parsed("tidegate kill --upstream gpu");
+}
+
 #[test]
 fn wrong_command_lines_exit_with_2() {
     for line in [

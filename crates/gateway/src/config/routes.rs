@@ -100,7 +100,7 @@ fn claim<'a>(
     findings.wrong(at, what, help);
 }
 
-fn check_pattern(pattern: &str, path: &str, findings: &mut Findings) {
+pub(super) fn check_pattern(pattern: &str, path: &str, findings: &mut Findings) {
     if pattern.is_empty() || pattern.chars().any(char::is_control) {
         findings.wrong(
             path,

@@ -292,6 +292,7 @@ pub(super) fn check_tiers(
 fn prices(written: &BTreeMap<String, String>, findings: &mut Findings) -> BTreeMap<String, Price> {
     let mut prices = BTreeMap::new();
     for (model, text) in written {
+        routes::check_pattern(model, &join("prices", model), findings);
         match price(text) {
             Some(price) => drop(prices.insert(model.clone(), price)),
             None => findings.wrong(
