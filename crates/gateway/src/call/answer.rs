@@ -42,6 +42,8 @@ static UNREADABLE: Bytes = Bytes::from_static(
 );
 
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+/// On an answer that took more than one attempt: how many.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-tidegate-attempts");
 
 /// Status and fields that go downstream; framing is added by hyper.
 #[derive(Clone, Debug)]
@@ -156,7 +158,7 @@ async fn success(
     }
     if let Some(form) = commit.wish.assemble {
         let bytes = assembled::gather(commit, form, running, record).await?;
-        let mut out = out_head(commit, head);
+        let mut out = out_head(commit, head, record);
         whole_answer_headers(&mut out.headers, form);
         return Ok(Begun::Whole(out, bytes));
     }
@@ -172,7 +174,7 @@ async fn plain(
 ) -> Result<Begun, Rejection> {
     let mut gathered = Vec::new();
     let gathering = gather(commit, running, record, WHOLE_BYTES, &mut gathered).await?;
-    let out = out_head(commit, head);
+    let out = out_head(commit, head, record);
     if !gathering.complete {
         record.outcome_if_plain(commit.wish.stream);
         return Ok(Begun::Flowing(
@@ -248,7 +250,7 @@ async fn stream(
     if first.is_none() && running.is_complete() {
         return Err(Rejection::Truncated);
     }
-    let mut out = out_head(commit, head);
+    let mut out = out_head(commit, head, record);
     event_stream_headers(&mut out.headers);
     Ok(Begun::Flowing(
         out,
@@ -282,7 +284,7 @@ async fn refused(
         Ok(Err(rejection @ (Rejection::Gone | Rejection::Draining))) => return Err(rejection),
         Ok(Err(_)) | Err(_) => true,
     };
-    let mut out = out_head(commit, head);
+    let mut out = out_head(commit, head, record);
     // In one piece: a key may lie across two.
     let mask = &commit.upstream.mask;
     let bytes = mask.hide(join(gathered));
@@ -477,9 +479,12 @@ fn status_class(status: StatusCode) -> &'static str {
     }
 }
 
-fn out_head(commit: &Commit<'_>, head: &response::Parts) -> Head {
+fn out_head(commit: &Commit<'_>, head: &response::Parts, record: &Record) -> Head {
     let mut headers = headers::to_downstream(&head.headers);
     commit.upstream.mask.hide_in(&mut headers);
+    if record.attempts() > 1 {
+        headers.insert(ATTEMPTS, HeaderValue::from(record.attempts()));
+    }
     Head {
         status: head.status,
         headers,

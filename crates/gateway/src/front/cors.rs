@@ -16,7 +16,7 @@ use crate::call::{Generation, Rejection};
 use crate::config::Cors;
 
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, request-id, x-tidegate-id, x-tidegate-attached, retry-after, retry-after-ms, x-should-retry",
+    "x-request-id, request-id, x-tidegate-id, x-tidegate-attached, x-tidegate-attempts, retry-after, retry-after-ms, x-should-retry",
 );
 
 fn allowed(origin: &HeaderValue, cors: &Cors) -> Option<HeaderValue> {

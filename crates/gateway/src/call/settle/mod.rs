@@ -233,6 +233,11 @@ impl Record {
         self.times.admitted_ms = Some(self.elapsed());
     }
 
+    /// Connections that were tried so far.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
     /// One more connection is tried; from here on there may be work upstream.
     pub fn attempt(&mut self, endpoint: &Arc<str>) {
         self.attempts += 1;
