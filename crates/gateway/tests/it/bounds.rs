@@ -6,7 +6,7 @@ use serde_json::json;
 use tidegate_rig::{BodyEnd, FakeUpstream, RawClient, Script};
 
 use crate::binary::{Program, file, post};
-use crate::support::{CHAT, Gate, SOON, gateway, only, slots, stream, upstream, whole};
+use crate::support::{CHAT, Gate, SOON, gateway, stream, upstream, whole};
 
 const MIB: usize = 1024 * 1024;
 
@@ -30,7 +30,7 @@ async fn slow(gate: &Gate, body: &serde_json::Value) -> RawClient {
 }
 
 /// Waits until the upstream cannot write on; how much it has written by then.
-async fn stuck(up: &FakeUpstream) -> u64 {
+pub(crate) async fn stuck(up: &FakeUpstream) -> u64 {
     let mut before = up.truth().bytes_written;
     loop {
         let moved = up
@@ -66,33 +66,6 @@ async fn a_line_of_16_mib_passes_and_is_not_gathered() {
         (&line["outcome"], &line["events"]),
         (&json!("ok"), &json!(2))
     );
-}
-
-#[tokio::test]
-async fn c91_a_slow_reader_slows_its_own_upstream_and_nothing_else() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| only(c).slots = slots(20));
-    let endless = stream(json!({"end": "never", "event_bytes": 16_384}));
-    let mut readers = Vec::new();
-    for _ in 0..4 {
-        readers.push(slow(&gate, &endless).await);
-    }
-    let written = stuck(&up).await;
-    assert!(
-        written < 4 * 8 * MIB as u64,
-        "{written} bytes for 4 readers that stand still"
-    );
-    let mut other = gate.post(CHAT, &stream(json!({"tokens": 50}))).await;
-    other.final_head().await.expect("head");
-    assert_eq!(other.rest().await.expect("body").1, BodyEnd::Clean);
-    // Whoever reads on gets on.
-    let reader = &mut readers[0];
-    reader.body_bytes(MIB * 2).await.expect("bytes");
-    up.wait_for(|t| t.bytes_written > written, SOON)
-        .await
-        .expect("flows again");
-    drop(readers);
-    gate.settled_with(&up, 1).await;
 }
 
 /// Linux takes 32,767 s of silence before probes; a longer time would reset every client at its first byte.

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tidegate::config::Secret;
 use tidegate_rig::{BodyEnd, CallTruth, Script};
 
+use crate::cases::stage::{Http, Stage, on_backs, routes};
 use crate::support::{CHAT, Gate, MESSAGES, SOON, ask, gateway, only, stream, upstream, whole};
 
 /// Sends a request with these fields; the answer's head and body.
@@ -280,48 +281,11 @@ async fn there_is_one_framing_and_it_fits_the_bytes() {
 }
 
 #[tokio::test]
-async fn c85_surplus_bytes_never_become_the_next_answer() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| c.server.workers = crate::support::slots(1));
-    let extra =
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{\"x\":1}";
-    let long = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n{{\"y\":2}}{extra}"
-    );
-    let scripts = [
-        json!({"end": "extra", "framing": "length"}),
-        json!({"end": "extra", "framing": "chunked"}),
-        json!({"body": {"wire": [{"text": long}]}, "end": "hang"}),
-        json!({"idle_408_ms": 1}),
-    ];
-    for script in scripts {
-        let (head, _) = send(&gate, CHAT, &[], &whole(script.clone())).await;
-        assert_eq!(head.status, 200, "{script}");
-        let (head, body) = send(&gate, CHAT, &[], &whole(json!({"tokens": 2}))).await;
-        assert_eq!(head.status, 200, "{script}");
-        let json: Value = serde_json::from_slice(&body).expect("json");
-        assert_eq!(json["object"], "chat.completion", "{script}");
-    }
-    gate.settled_with(&up, 1).await;
-}
-
-#[tokio::test]
-async fn c85_an_answer_framed_in_two_ways_is_refused() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
-    for body in [stream, whole] {
-        let (head, _) = send(&gate, CHAT, &[], &body(json!({"framing": "both"}))).await;
-        assert_eq!(head.status, 502);
-    }
-    gate.settled_with(&up, 0).await;
-}
-
-#[tokio::test]
 async fn c117_requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
+    on_backs(Http::One, |_| {}, async |stage: &Stage| {
+    let (gate, up) = (&stage.gate, &stage.up);
     let rest = "0\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}";
-    for fields in [
+    for (fields, path) in [
         "Content-Length: 5\r\nContent-Length: 6\r\n",
         "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
         "Transfer-Encoding: xchunked\r\n",
@@ -330,11 +294,14 @@ async fn c117_requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read()
         "X: a\r\n b\r\nContent-Length: 5\r\n",
         "X : a\r\nContent-Length: 5\r\n",
         "X: a\rb\r\nContent-Length: 5\r\n",
-    ] {
+    ]
+    .into_iter()
+    .zip(routes().into_iter().cycle())
+    {
         let mut client = gate.client().await;
         client
             .send(format!(
-                "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n{rest}"
+                "POST {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n{rest}"
             ))
             .await
             .expect("sent");
@@ -346,10 +313,13 @@ async fn c117_requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read()
             "{fields:?}"
         );
     }
-    for size in ["zz", "-1", "0x5", "fffffffffffffffff", " 5"] {
+    for (size, path) in ["zz", "-1", "0x5", "fffffffffffffffff", " 5"]
+        .into_iter()
+        .zip(routes().into_iter().rev().cycle())
+    {
         let mut client = gate.client().await;
         let request = format!(
-            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{rest}"
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{rest}"
         );
         client.send(request).await.expect("sent");
         assert_eq!(
@@ -363,8 +333,9 @@ async fn c117_requests_framed_in_two_ways_are_refused_and_the_rest_is_not_read()
             "{size:?}"
         );
     }
-    gate.settled(&up).await;
     assert_eq!(up.truth().calls_begun, 0);
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -43,20 +43,6 @@ async fn run(gate: &Gate, script: Value) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn c34_a_pause_between_events_is_filled() {
-    let up = upstream(Script::default()).await;
-    let gate = beating(&up);
-    for line_end in ["lf", "crlf", "cr"] {
-        let script =
-            json!({"tokens": 4, "line_end": line_end, "stall": {"at": {"event": 2}, "ms": 300}});
-        let (kept, beats) = without_beats(&run(&gate, script).await);
-        assert!(beats >= 2, "{line_end}: {beats}");
-        assert!(!String::from_utf8_lossy(&kept).contains("keep-alive"));
-    }
-    gate.settled(&up).await;
-}
-
-#[tokio::test]
 async fn a_pause_after_the_head_is_filled() {
     let up = upstream(Script::default()).await;
     let gate = beating(&up);

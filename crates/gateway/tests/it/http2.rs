@@ -8,7 +8,7 @@ use h2::{Reason, RecvStream};
 use http::Request;
 use serde_json::{Value, json};
 use tidegate::config::{Config, HttpVersion};
-use tidegate_rig::{BodyEnd, Closed, FakeUpstream, H2Front, H2Options, Script};
+use tidegate_rig::{Closed, FakeUpstream, H2Front, H2Options, Script};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
@@ -229,23 +229,6 @@ async fn c107_a_stream_that_is_not_read_is_cut_alone() {
     gate.settled(&up).await;
 }
 
-#[tokio::test]
-async fn c111_a_drain_says_goaway_and_lets_the_streams_finish() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
-    let mut client = Client::connect(&gate).await;
-    let (_, body) = client
-        .post(CHAT, &stream(json!({"tokens": 20, "pace_ms": 20})))
-        .await;
-    let (drained, (read, end)) = tokio::join!(gate.gateway.drain(), rest(body));
-    assert!(end.is_ok() && read.ends_with(b"data: [DONE]\n\n"));
-    assert_eq!(drained.cut, 0);
-    assert!(
-        within(client.send.clone().ready()).await.is_err(),
-        "no new streams"
-    );
-}
-
 /// Streams that are begun and reset at once, faster than they can be served, end the connection.
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
@@ -297,60 +280,6 @@ async fn c118_a_connection_with_only_a_preface_is_closed() {
         g.metric("connections_ended_total", &[("reason", "request_head")]) == 1.0
     })
     .await;
-}
-
-/// The four pairings, with bodies of every kind, each followed by a second request on the same connection.
-#[tokio::test]
-async fn c108_versions_are_converted_without_a_lost_or_doubled_end() {
-    let up = upstream(Script::default()).await;
-    let h2 = front(&up, H2Options::default()).await;
-    let one = gateway(&up, |_| {});
-    let two = gateway_at(h2.addr(), over_http2);
-    let rigs = [
-        json!({"tokens": 3}),
-        json!({"framing": "length"}),
-        json!({"framing": "chunked"}),
-        json!({"status": 204, "body": "empty"}),
-        json!({"status": 304, "body": "empty"}),
-        json!({"body": "empty", "framing": "length"}),
-        json!({"body": "empty", "framing": "chunked"}),
-        json!({"trailers": [["x-trailer", "1"]], "framing": "chunked"}),
-        json!({"interim": [{"status": 103}]}),
-        json!({"status": 500}),
-    ];
-    for gate in [&one, &two] {
-        let mut client2 = Client::connect(gate).await;
-        let mut client1 = gate.client().await;
-        for rig in &rigs {
-            let body = whole(rig.clone());
-            for body in [&body, &whole(json!({}))] {
-                client1.post(CHAT, &body.to_string()).await.expect("sent");
-                let head = client1.final_head().await.expect("head");
-                let (bytes1, end) = client1.rest().await.expect("body");
-                assert_eq!(end, BodyEnd::Clean, "{rig}");
-                let (status, stream2) = client2.post(CHAT, body).await;
-                let (bytes2, end) = rest(stream2).await;
-                assert!(end.is_ok(), "{rig}");
-                assert_eq!(
-                    (status, bytes2.is_empty()),
-                    (head.status, bytes1.is_empty()),
-                    "{rig}"
-                );
-            }
-        }
-        for _ in 0..2 {
-            client1
-                .request("HEAD", "/v1/models", &[], b"")
-                .await
-                .expect("sent");
-            assert_eq!(client1.final_head().await.expect("head").status, 200);
-            client1.expect_no_body();
-            let response = client2.begin("HEAD", "/v1/models", "").await;
-            let (parts, body) = within(response).await.expect("head").into_parts();
-            assert_eq!(parts.status, 200);
-            assert!(rest(body).await.0.is_empty());
-        }
-    }
 }
 
 /// Fewer streams on a connection than calls: more connections are opened, and nobody waits for nothing.

@@ -27,91 +27,6 @@ fn one_worker(config: &mut Config) {
 }
 
 #[tokio::test]
-async fn c80_one_connection_carries_call_after_call() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, one_worker);
-    let mut client = gate.client().await;
-    for i in 0..100 {
-        let body = if i % 2 == 0 {
-            stream(json!({}))
-        } else {
-            whole(json!({}))
-        };
-        client.post(CHAT, &body.to_string()).await.expect("sent");
-        assert_eq!(answered(&mut client).await.0, 200);
-    }
-    assert!(up.truth().connections_accepted <= 2, "{:?}", up.truth());
-    gate.settled(&up).await;
-}
-
-/// The client has its end with the last event. A connection that ends properly soon after is kept; one that does not is closed, not awaited.
-#[tokio::test]
-async fn c80_an_end_that_comes_late_does_not_hold_the_client() {
-    for (delay, kept) in [(Some(1), true), (Some(30), true), (None, false)] {
-        let up = upstream(Script::default()).await;
-        let gate = gateway(&up, one_worker);
-        let rig = match delay {
-            Some(ms) => json!({"stall": {"at": "terminator", "ms": ms}}),
-            None => json!({"stall": {"at": "terminator"}}),
-        };
-        for i in 0..10 {
-            let (status, _, end) = call(&gate, &stream(rig.clone())).await;
-            assert_eq!((status, end), (200, BodyEnd::Clean));
-            if kept {
-                // The next call comes when the connection is back.
-                eventually("the upstream is done", || {
-                    up.truth().ended_complete == i + 1
-                })
-                .await;
-            }
-        }
-        let opened = up.truth().connections_accepted;
-        if kept {
-            assert!(opened <= 4, "{delay:?}: {opened}");
-        } else {
-            assert_eq!(opened, 10);
-        }
-        gate.settled_with(&up, usize::from(kept) * 4).await;
-        for line in gate.stop() {
-            assert_eq!(line["outcome"], "ok");
-        }
-    }
-}
-
-#[tokio::test]
-async fn error_answers_give_their_connection_back() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| {
-        one_worker(c);
-        only(c).pool.connections_max = 2;
-        only(c).timeouts.pool = Duration::from_secs(5);
-    });
-    let error = |bytes: usize| {
-        json!({"status": 429, "headers": [["content-type", "application/json"]],
-               "body": {"pieces": [{"text": format!("{{\"error\":{{\"message\":\"{}\"}}}}", "x".repeat(bytes))}]}})
-    };
-    for _ in 0..30 {
-        assert_eq!(call(&gate, &stream(error(2000))).await.0, 429);
-    }
-    assert!(up.truth().connections_accepted <= 2, "{:?}", up.truth());
-    for _ in 0..4 {
-        let (status, body, end) = call(&gate, &stream(error(5 * 1024 * 1024))).await;
-        assert_eq!((status, end), (429, BodyEnd::Clean));
-        assert!(body.len() > 5 * 1024 * 1024);
-    }
-    // Endless: whoever leaves it sets it free.
-    for _ in 0..4 {
-        let rig = json!({"status": 429, "body": {"pieces": [{"text": "x".repeat(50_000), "times": 100_000_000}]}});
-        let mut client = gate.post(CHAT, &stream(rig)).await;
-        assert_eq!(client.final_head().await.expect("head").status, 429);
-        client.body_bytes(3_000_000).await.expect("it flows");
-        client.leave_rst().expect("left");
-    }
-    assert_eq!(call(&gate, &stream(json!({"tokens": 2}))).await.0, 200);
-    gate.settled(&up).await;
-}
-
-#[tokio::test]
 async fn an_idle_connection_is_closed_before_the_server_would() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| only(c).pool.idle = Duration::from_millis(200));
@@ -168,22 +83,6 @@ async fn c85_an_idle_connection_that_the_server_closes_is_let_go() {
     }
 }
 
-#[tokio::test]
-async fn c85_a_connection_with_surplus_bytes_is_not_used_again() {
-    for end in ["extra", "short_length"] {
-        let up = upstream(Script::default()).await;
-        let gate = gateway(&up, one_worker);
-        for _ in 0..5 {
-            call(&gate, &whole(json!({"end": end}))).await;
-            let (status, body, end) = call(&gate, &whole(json!({}))).await;
-            assert_eq!((status, end), (200, BodyEnd::Clean));
-            let body: Value = serde_json::from_slice(&body).expect("its own answer");
-            assert_eq!(body["object"], "chat.completion");
-        }
-        gate.settled(&up).await;
-    }
-}
-
 /// The upstream had the request: whatever becomes of it, it is generated once, and the client learns that it may have run.
 #[tokio::test]
 async fn a_lost_answer_is_never_generated_twice() {
@@ -211,24 +110,6 @@ async fn a_lost_answer_is_never_generated_twice() {
             assert_eq!(up.truth().calls_begun, before + 1, "warm {warm}, case {i}");
             assert_eq!(gate.metric("retries_total", &[]), 0.0);
         }
-    }
-}
-
-#[tokio::test]
-async fn an_answer_lost_after_its_head_is_never_generated_twice() {
-    for rig in [
-        json!({"end": "rst", "end_at": 0}),
-        json!({"end": "rst", "end_at": 1}),
-        json!({"end": "fin", "end_at": 2}),
-        json!({"status": 502}),
-    ] {
-        let up = upstream(Script::default()).await;
-        let gate = gateway(&up, one_worker);
-        assert_eq!(call(&gate, &whole(json!({}))).await.0, 200);
-        let (status, _, end) = call(&gate, &stream(rig.clone())).await;
-        assert!(status == 502 || !end.looks_whole(), "{rig}");
-        gate.settled(&up).await;
-        assert_eq!(up.truth().calls_begun, 2, "{rig}");
     }
 }
 
@@ -271,68 +152,6 @@ async fn c54_a_dead_idle_connection_costs_nobody_a_call() {
             .expect("cut");
     }
     assert_eq!(up.truth().calls_begun, 20, "each was generated once");
-}
-
-/// All streams reset at once: the gateway answers on, and nothing is left half-closed.
-#[tokio::test]
-async fn a_hundred_resets_at_once_do_not_wedge_it() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| {
-        only(c).slots = slots(200);
-        only(c).pool.connections_max = 200;
-    });
-    let body = stream(json!({"end": "never", "pace_ms": 20}));
-    let mut clients = Vec::new();
-    for _ in 0..100 {
-        clients.push(gate.post(CHAT, &body).await);
-    }
-    for client in &mut clients {
-        client.final_head().await.expect("head");
-    }
-    up.cut_all(tidegate_rig::PeerEnd::Rst);
-    for client in &mut clients {
-        let (events, end) = client.all_events().await.expect("an end");
-        assert!(!end.looks_whole(), "{end:?} {:?}", events.last());
-    }
-    for _ in 0..20 {
-        assert_eq!(call(&gate, &whole(json!({}))).await.0, 200);
-    }
-    gate.settled(&up).await;
-    assert_eq!(
-        gate.metric("calls_total", &[("outcome", "upstream_truncated")]),
-        100.0
-    );
-}
-
-/// Many short calls, errors among them, from many clients: few connections, none left behind.
-#[tokio::test]
-async fn many_short_calls_need_few_connections() {
-    let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |_| {});
-    let mut tasks = tokio::task::JoinSet::new();
-    for lane in 0..16 {
-        let addr = gate.addr();
-        tasks.spawn(async move {
-            let mut client = RawClient::connect(addr).await.expect("accepted");
-            let ok = whole(json!({})).to_string();
-            let bad = whole(json!({"status": 500})).to_string();
-            let key = format!("Bearer key-{}", lane % 3);
-            for i in 0..60 {
-                let body = if i % 4 == 0 { &bad } else { &ok };
-                client
-                    .request("POST", CHAT, &[("authorization", &key)], body.as_bytes())
-                    .await
-                    .expect("sent");
-                answered(&mut client).await;
-            }
-        });
-    }
-    while let Some(done) = tasks.join_next().await {
-        done.expect("served");
-    }
-    assert_eq!(up.truth().calls_begun, 960);
-    assert!(up.truth().connections_accepted <= 32, "{:?}", up.truth());
-    gate.settled_with(&up, 32).await;
 }
 
 fn pool_of(ups: &[&FakeUpstream], eject: Duration) -> impl FnOnce(&mut Config) {

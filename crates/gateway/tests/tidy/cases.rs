@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::axes::Texts;
 use crate::text::{all_crates, files_under, none, read};
 
 /// The numbers of the list that the tests were written from.
@@ -15,6 +16,7 @@ const CASES: [u16; 94] = [
 
 /// A row of the page: what is said of a case, and the tests that are named for it.
 struct Row {
+    runs_on: String,
     state: String,
     tests: BTreeSet<String>,
 }
@@ -28,12 +30,13 @@ fn rows() -> (BTreeMap<u16, Row>, Vec<String>) {
             continue;
         };
         let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
-        let [number, _, _, state, tests, ""] = cells[..] else {
+        let [number, _, runs_on, state, tests, ""] = cells[..] else {
             breaches.push(format!("not a row: {line}"));
             continue;
         };
         let tests = tests.split('`').skip(1).step_by(2);
         let row = Row {
+            runs_on: runs_on.to_owned(),
             state: state.to_owned(),
             tests: tests.map(str::to_owned).collect(),
         };
@@ -105,6 +108,34 @@ fn every_case_has_a_test_or_a_reason() {
     none(
         &breaches,
         "a case is shown by a test, or the page says what is missing",
+    );
+}
+
+/// All that a case can fit: what is less says why.
+const WHOLE: [&str; 2] = ["routes, versions", "streams, versions"];
+
+#[test]
+fn every_case_runs_on_what_the_page_says() {
+    let (rows, mut breaches) = rows();
+    let texts = Texts::read();
+    for (number, row) in &rows {
+        let ran = texts.runs_on(row.tests.iter());
+        let said = row.runs_on.as_str();
+        let right = match said.strip_prefix(ran.as_str()) {
+            Some("") => WHOLE.contains(&said),
+            Some(why) if ran.is_empty() => why.len() > 20,
+            Some(why) => why.starts_with(": ") && why.len() > 20,
+            None => false,
+        };
+        if !right {
+            breaches.push(format!(
+                "C{number:02} runs on \"{ran}\", the page says \"{said}\""
+            ));
+        }
+    }
+    none(
+        &breaches,
+        "a case runs on what the page says, and where that is not all the page says why",
     );
 }
 

@@ -5,11 +5,11 @@ use tidegate_rig::PeerEnd;
 
 use super::caller::{Caller, Rest};
 use super::framing::ends;
-use super::stage::{Http, STREAMS, Stage, ms, on_each};
+use super::stage::{Http, STREAMS, Stage, forms, ms, on_each, routes};
 use super::waits::told;
 use crate::ends::{assert_error, assert_no_end, errors};
 use crate::support::{
-    CHAT, Gate, eventually, gateway_at, only, room_for, slots, stream, upstream, whole,
+    Gate, eventually, gateway_at, only, room_for, slots, stream, upstream, whole,
 };
 
 async fn run(stage: &Stage, path: &str, script: Value) -> Rest {
@@ -179,14 +179,18 @@ async fn c44_a_refusal_keeps_its_status_and_its_words() {
     on_each(
         |c| {
             only(c).heartbeat = Some(ms(100));
-            room_for(c, 100);
+            room_for(c, 200);
         },
         async |stage: &Stage| {
             let mut callers = Vec::new();
-            for path in STREAMS {
-                for status in [400, 401, 403, 404, 413, 429, 500, 503, 529] {
-                    for delay_ms in [0, 500] {
-                        let ask = stream(json!({
+            for (n, form) in forms().into_iter().enumerate() {
+                let path = form.path;
+                for (at, status) in [400, 401, 403, 404, 413, 429, 500, 503, 529].into_iter().enumerate() {
+                    // Where it can be a stream, each at once and each late; else each in one of the two.
+                    let both = [0, 500];
+                    let delays = if form.streaming { &both[..] } else { &both[(n + at) % 2..][..1] };
+                    for delay_ms in delays {
+                        let ask = form.ask(json!({
                             "status": status, "delay_ms": delay_ms, "message": "its own words", "retry_after": "7",
                             "headers": [["x-request-id", "req_theirs"], ["request-id", "req_theirs"]],
                         }));
@@ -235,11 +239,11 @@ async fn c44_no_connection_is_a_502_in_json() {
                 let there = tidegate::config::Endpoint::parse(&url).expect("an endpoint");
                 only(c).endpoints = vec![there];
             });
-            for path in STREAMS {
+            for form in forms() {
                 let mut caller = Caller::connect(down, gate.addr()).await;
-                caller.post(path, &stream(json!({}))).await;
+                caller.post(form.path, &form.ask(json!({}))).await;
                 let (head, rest) = caller.answer().await;
-                assert_eq!(head.status, 502, "{url}, {down:?}, {path}");
+                assert_eq!(head.status, 502, "{url}, {down:?}, {form:?}");
                 assert_eq!(head.header("content-type"), Some("application/json"));
                 assert_eq!(head.header("x-tidegate-started"), Some("false"));
                 assert!(rest.json()["error"]["message"].is_string());
@@ -371,16 +375,24 @@ async fn c48_an_answer_of_another_kind_is_never_an_empty_stream() {
                     );
                 }
             }
-            let (head, rest) = stage
-                .post(CHAT, &whole(json!({"body": "chat_stream"})))
-                .await
-                .answer()
-                .await;
-            assert!(
-                head.header("content-type")
-                    .is_some_and(|k| k.starts_with("text/event-stream"))
-            );
-            assert!(rest.whole && head.status == 200, "{stage}: {}", rest.text());
+            for path in routes() {
+                let (first, end) = ends(path);
+                let unasked = whole(json!({
+                    "headers": [["content-type", "text/event-stream"]],
+                    "body": {"pieces": [{"text": first}, {"text": end}]},
+                }));
+                let (head, rest) = stage.post(path, &unasked).await.answer().await;
+                let kind = head.header("content-type").unwrap_or_default();
+                assert!(
+                    kind.starts_with("text/event-stream"),
+                    "{stage}, {path}: {kind}"
+                );
+                assert!(
+                    rest.whole && head.status == 200,
+                    "{stage}, {path}: {}",
+                    rest.text()
+                );
+            }
             let odd = [("outcome", "unexpected_content_type")];
             assert!(stage.gate.metric("calls_total", &odd) >= 8.0, "{stage}");
         },
@@ -393,28 +405,41 @@ async fn c48_an_answer_of_another_kind_is_never_an_empty_stream() {
 async fn c51_an_expired_call_is_no_finished_one() {
     on_each(
         |c| {
-            only(c).slots = slots(2);
+            only(c).slots = slots(STREAMS.len() + forms().len());
+            only(c).queue = forms().len();
             let timeouts = &mut only(c).timeouts;
             timeouts.queue = ms(300);
             timeouts.response_head = ms(700);
             timeouts.total = Some(ms(1200));
         },
         async |stage: &Stage| {
+            let mut flows = Vec::new();
             for path in STREAMS {
-                let mut flows = stage
-                    .post(path, &stream(json!({"end": "never", "pace_ms": 10})))
-                    .await;
-                let mut silent = stage
-                    .post(path, &stream(json!({"stall": {"at": "head"}})))
-                    .await;
-                stage.running(2).await;
-                let begun = stage.up.truth().calls_begun;
-                let (head, rest) = stage.post(path, &stream(json!({}))).await.answer().await;
-                assert_eq!(head.status, 503, "{stage}, {path}: {}", rest.text());
-                assert_eq!(stage.up.truth().calls_begun, begun, "{stage}: untouched");
-                assert_eq!(silent.answer().await.0.status, 504, "{stage}, {path}");
-                told(stage, path, &mut flows).await;
-                let text = flows.rest().await.text();
+                let endless = stream(json!({"end": "never", "pace_ms": 10}));
+                flows.push((path, stage.post(path, &endless).await));
+            }
+            let mut silent = Vec::new();
+            for form in forms() {
+                let stalls = form.ask(json!({"stall": {"at": "head"}}));
+                silent.push((form, stage.post(form.path, &stalls).await));
+            }
+            let begun = (flows.len() + silent.len()) as u64;
+            stage.running(begun).await;
+            let mut queued = Vec::new();
+            for form in forms() {
+                queued.push((form, stage.post(form.path, &form.ask(json!({}))).await));
+            }
+            for (form, mut caller) in queued {
+                let (head, rest) = caller.answer().await;
+                assert_eq!(head.status, 503, "{stage}, {form:?}: {}", rest.text());
+            }
+            assert_eq!(stage.up.truth().calls_begun, begun, "{stage}: untouched");
+            for (form, mut caller) in silent {
+                assert_eq!(caller.answer().await.0.status, 504, "{stage}, {form:?}");
+            }
+            for (path, mut caller) in flows {
+                told(stage, path, &mut caller).await;
+                let text = caller.rest().await.text();
                 for finish in ["\"stop\"", "\"length\"", "end_turn", "max_tokens"] {
                     assert!(!text.contains(finish), "{stage}, {path}: {text}");
                 }

@@ -9,7 +9,7 @@ use h2::{RecvStream, SendStream};
 use http::Request;
 use serde_json::Value;
 use socket2::SockRef;
-use tidegate_rig::{Event, RawClient, ResponseHead};
+use tidegate_rig::{Closed, Event, RawClient, ResponseHead};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -220,21 +220,30 @@ impl Caller {
 
     /// Posts a head for a body of so many bytes; [`Caller::part`] sends them.
     pub(crate) async fn announce(&mut self, path: &str, length: usize) {
+        self.announce_with(path, length, &[]).await;
+    }
+
+    /// The same with further fields.
+    pub(crate) async fn announce_with(
+        &mut self,
+        path: &str,
+        length: usize,
+        fields: &[(&str, &str)],
+    ) {
         let length = length.to_string();
+        let own = [
+            ("content-type", "application/json"),
+            ("content-length", &length),
+        ];
+        let fields = [&own, fields].concat();
         match self {
             Self::One(client) => {
-                let head = format!(
-                    "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-                );
+                let lines = fields.iter().map(|(n, v)| format!("{n}: {v}\r\n"));
+                let lines: String = lines.collect();
+                let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n");
                 client.send(head).await.expect("sent");
             }
-            Self::Two(two) => {
-                let fields = [
-                    ("content-type", "application/json"),
-                    ("content-length", &length),
-                ];
-                two.begin("POST", path, &fields, false).await;
-            }
+            Self::Two(two) => two.begin("POST", path, &fields, false).await,
         }
     }
 
@@ -311,6 +320,25 @@ impl Caller {
     pub(crate) async fn answer(&mut self) -> (ResponseHead, Rest) {
         let head = self.head().await;
         (head, self.rest().await)
+    }
+
+    /// The end of an answer that has no body; whether it has none.
+    pub(crate) async fn nothing(&mut self) -> bool {
+        match self {
+            Self::One(client) => {
+                client.expect_no_body();
+                true
+            }
+            Self::Two(_) => self.rest().await.body.is_empty(),
+        }
+    }
+
+    /// Whether a further request could be sent on its connection.
+    pub(crate) async fn takes_more(&mut self) -> bool {
+        match self {
+            Self::One(client) => client.closed(SOON).await == Closed::Open,
+            Self::Two(two) => within(two.send.clone().ready()).await.is_ok(),
+        }
     }
 
     /// Leaves; what is left of it must be kept until the call has ended.

@@ -5,7 +5,7 @@ use tidegate::config::{AuthStyle, Config, Secret};
 use tidegate_rig::clock::now_ns;
 
 use super::caller::Caller;
-use super::stage::{Http, STREAMS, Stage, Way, ms, on_each, routes};
+use super::stage::{Http, STREAMS, Stage, Way, forms, ms, on_each, routes};
 use crate::security::key;
 use crate::support::{CANCEL, CHAT, MESSAGES, SOON, only, room_for, slots, stream, whole};
 
@@ -323,15 +323,19 @@ async fn c16_leaving_is_an_outcome_of_its_own() {
         },
         async |stage: &Stage| {
             let mut callers = Vec::new();
-            for at in [
+            for (n, at) in [
                 At::Head,
                 At::Silence,
                 At::Streaming,
                 At::Stalled,
                 At::ErrorBody,
-            ] {
+            ]
+            .into_iter()
+            .enumerate()
+            {
                 let id = format!("{at:?}");
-                let mut caller = stage.post(CHAT, &at.body(true, &id)).await;
+                let path = STREAMS[n % 4];
+                let mut caller = stage.post(path, &at.body(true, &id)).await;
                 at.reached(&stage.up, &id, &mut caller).await;
                 callers.push((at.phase(), caller));
             }
@@ -394,14 +398,20 @@ const LAYERS: [Layer; 8] = [
 
 async fn leaves_under(layer: &str, change: impl Fn(&mut Config)) {
     on_each(change, async |stage: &Stage| {
-        for at in [At::Streaming, At::Silence] {
-            let id = format!("{layer} {at:?}");
-            let mut caller = stage.caller().await;
-            let body = at.body(true, &id).to_string();
-            let fields = [("x-api-key", "sk-good")];
-            caller.request("POST", CHAT, &fields, body.as_bytes()).await;
-            at.reached(&stage.up, &id, &mut caller).await;
-            drop(left(stage, &id, caller, stage.down.reset()).await);
+        for form in forms() {
+            let ats = [At::Head, At::Streaming, At::Silence];
+            let ats = if form.streaming { &ats[1..] } else { &ats[..2] };
+            for at in ats {
+                let id = format!("{layer} {form:?} {at:?}");
+                let mut caller = stage.caller().await;
+                let body = at.body(form.streaming, &id).to_string();
+                let fields = [("x-api-key", "sk-good")];
+                caller
+                    .request("POST", form.path, &fields, body.as_bytes())
+                    .await;
+                at.reached(&stage.up, &id, &mut caller).await;
+                drop(left(stage, &id, caller, stage.down.reset()).await);
+            }
         }
     })
     .await;

@@ -1,6 +1,7 @@
 //! Event streams: bytes pass as they are, however they are cut, and what is read out of them does not depend on the cut.
 
 use serde_json::{Value, json};
+use tidegate_rig::clock::now_ns;
 
 use super::caller::Caller;
 use super::stage::{COMPLETIONS, STREAMS, Stage, ms, on_each};
@@ -102,6 +103,91 @@ async fn c29_c30_each_dialects_counts_do_not_depend_on_cuts_and_line_ends() {
     .await;
 }
 
+/// Cut at every position, and in many places at once: each position is the only cut near it.
+#[tokio::test]
+async fn c29_c30_bytes_pass_unchanged_cut_at_each_position() {
+    const APART: usize = 41;
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            let mut lanes = Vec::new();
+            for path in STREAMS {
+                let (first, end) = ends(path);
+                let text = format!("{first}: ä\n\ndata: {{\"x\":\"ä€😀\u{2028}\"}}\n\n{end}");
+                for line_end in ["\n", "\r\n"] {
+                    let sent = text.replace('\n', line_end).into_bytes();
+                    lanes.push((path, sent, stage.caller().await));
+                }
+            }
+            for line_end in ["\n", "\r\n"] {
+                lanes.push((CHAT, odd(line_end), stage.caller().await));
+            }
+            for from in 1..=APART {
+                for (path, sent, caller) in &mut lanes {
+                    let cuts: Vec<_> = (from..sent.len()).step_by(APART).collect();
+                    let ask = bytes_in(sent, &json!({"cut_at": cuts}));
+                    caller.post(path, &ask).await;
+                }
+                for (path, sent, caller) in &mut lanes {
+                    caller.accepted().await;
+                    let rest = caller.rest().await;
+                    assert!(rest.whole, "{stage}, {path}");
+                    same(&rest.body, sent, &format!("{stage}, {path}, {from}"));
+                }
+            }
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn c29_bytes_that_are_no_text_pass_too() {
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            for path in STREAMS {
+                let (first, end) = ends(path);
+                let mut sent = format!("\u{feff}{first}data: \"").into_bytes();
+                sent.extend_from_slice(b"\xff\xfe\"\n\ndata: \x00\n\n");
+                sent.extend_from_slice(end.as_bytes());
+                for segment in [json!("event"), json!("byte")] {
+                    let got = body_of(stage, path, &bytes_in(&sent, &segment)).await;
+                    same(&got, &sent, &format!("{stage}, {path}, {segment}"));
+                }
+            }
+        },
+    )
+    .await;
+}
+
+/// A pause between two events is filled, with comments and nothing else, whatever the upstream's line ends are.
+#[tokio::test]
+async fn c34_a_pause_between_events_is_filled() {
+    on_each(
+        |c| only(c).heartbeat = Some(ms(40)),
+        async |stage: &Stage| {
+            let mut callers = Vec::new();
+            for path in STREAMS {
+                for line_end in ["lf", "crlf", "cr"] {
+                    let script = json!({
+                        "tokens": 4, "line_end": line_end, "stall": {"at": {"event": 2}, "ms": 300},
+                    });
+                    callers.push((path, line_end, stage.post(path, &stream(script)).await));
+                }
+            }
+            for (path, line_end, mut caller) in callers {
+                caller.accepted().await;
+                let rest = caller.rest().await;
+                assert!(rest.whole, "{stage}, {path}, {line_end}");
+                let (kept, beats) = without_beats(&rest.body);
+                assert!(beats >= 2, "{stage}, {path}, {line_end}: {beats}");
+                assert!(!String::from_utf8_lossy(&kept).contains("keep-alive"));
+            }
+        },
+    )
+    .await;
+}
+
 /// A comment of ours stands between two events and nowhere else, wherever the upstream pauses.
 #[tokio::test]
 async fn c33_no_heartbeat_inside_an_event() {
@@ -144,7 +230,7 @@ async fn c33_no_heartbeat_inside_an_event() {
 /// A first event with something in it, and the end, as this route's clients know them.
 pub(super) fn ends(path: &str) -> (&'static str, &'static str) {
     match path {
-        MESSAGES => (
+        _ if path.starts_with(MESSAGES) => (
             "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n",
             "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
         ),
@@ -244,6 +330,31 @@ async fn c38_sentinels_in_the_text_are_text() {
                     (&json!("ok"), &json!(4)),
                     "{line}"
                 );
+            }
+        },
+    )
+    .await;
+}
+
+/// Nagle's algorithm against a delayed acknowledgement takes 40 ms, on either side.
+#[tokio::test]
+async fn c40_small_events_are_not_held_back() {
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            for path in STREAMS {
+                let ask = stream(json!({"tokens": 40, "pace_ms": 5.0, "stamp": true}));
+                let mut caller = stage.post(path, &ask).await;
+                caller.accepted().await;
+                let mut delays = Vec::new();
+                while let [event] = &caller.events(1).await[..] {
+                    let stamp = event.json().and_then(|j| j["stamp"].as_u64());
+                    delays.extend(stamp.map(|at| now_ns().saturating_sub(at)));
+                }
+                delays.sort_unstable();
+                assert!(delays.len() >= 30, "{stage}, {path}: {}", delays.len());
+                let median = delays[delays.len() / 2];
+                assert!(median < 20_000_000, "{stage}, {path}: {median} ns");
             }
         },
     )

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_rig::PeerEnd;
 
-use super::stage::{COMPLETIONS, STREAMS, Stage, ms, on_each};
+use super::stage::{COMPLETIONS, STREAMS, Stage, forms, ms, on_each};
 use crate::support::{CHAT, MESSAGES, RESPONSES, only, stream};
 
 /// Left, cut or timed out after some events: one line, with the tokens that were seen.
@@ -95,16 +95,17 @@ async fn c76_the_text_of_an_error_is_no_output() {
                 "body": {"pieces": [{"text": "<p>many words</p>".repeat(3000)}]},
             });
             let told = json!({"error_at": 0, "message": "many words ".repeat(2000), "end_at": 6});
-            for path in STREAMS {
-                for script in [&page, &told, &json!({"body": {"wire": []}, "end": "fin"})] {
-                    stage
-                        .post(path, &stream(script.clone()))
-                        .await
-                        .answer()
-                        .await;
+            for form in forms() {
+                for script in [&page, &json!({"body": {"wire": []}, "end": "fin"})] {
+                    let ask = form.ask(script.clone());
+                    stage.post(form.path, &ask).await.answer().await;
                 }
             }
-            for line in stage.gate.logged(12).await {
+            for path in STREAMS {
+                stage.post(path, &stream(told.clone())).await.answer().await;
+            }
+            let calls = 2 * forms().len() + STREAMS.len();
+            for line in stage.gate.logged(calls).await {
                 assert_ne!(line["outcome"], "ok", "{stage}: {line}");
                 // An Anthropic stream begins with a count of its own.
                 let said = u64::from(line["path"] == MESSAGES);
@@ -121,15 +122,15 @@ async fn c77_leaving_before_the_first_token_is_no_output() {
     on_each(
         |_| {},
         async |stage: &Stage| {
-            for path in STREAMS {
+            for form in forms() {
+                let path = form.path;
                 for at in [json!("head"), json!({"event": 1})] {
-                    if at != "head" && [COMPLETIONS, MESSAGES, RESPONSES].contains(&path) {
+                    if at != "head" && (path != CHAT || !form.streaming) {
                         // Only a chat's first event is a role and nothing more.
                         continue;
                     }
-                    let mut caller = stage
-                        .post(path, &stream(json!({"stall": {"at": at}})))
-                        .await;
+                    let ask = form.ask(json!({"stall": {"at": at}}));
+                    let mut caller = stage.post(path, &ask).await;
                     if at == "head" {
                         stage.running(1).await;
                     } else {

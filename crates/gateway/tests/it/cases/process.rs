@@ -1,46 +1,67 @@
 //! The process: what it does when nobody is left, how it ends, and what a new configuration does to what runs.
 
 use serde_json::json;
+use tidegate_rig::{FakeUpstream, H2Front, H2Options};
 
 use super::caller::Caller;
-use super::stage::{Http, STREAMS, Stage, far, ms, on_each};
+use super::stage::{Http, STREAMS, Stage, far, forms, ms, on_each, routes};
 use super::waits::told;
 use crate::binary::{Program, file};
-use crate::support::{CHAT, only, room_for, slots, stream, upstream, whole};
+use crate::support::{CHAT, Gate, LOCALHOST, only, room_for, slots, stream, upstream, whole};
+
+/// The program in front of `up` in this version, with this at the end of its configuration; the front has to be kept.
+async fn serves(up: &FakeUpstream, back: Http, rest: &str) -> (Program, Option<H2Front>) {
+    let text = file(up, rest);
+    if back == Http::One {
+        return (Program::configured(&text), None);
+    }
+    let front = H2Front::start(LOCALHOST, up.addr(), H2Options::default()).await;
+    let front = front.expect("a port");
+    let there = format!(
+        "url = \"http://{}\"\npool = {{ http = \"http2\" }}",
+        front.addr()
+    );
+    let text = text.replacen(&format!("url = \"http://{}\"", up.addr()), &there, 1);
+    (Program::configured(&text), Some(front))
+}
 
 /// Nothing spins for clients that have gone: from big streams, from silent ones, after the end and after an error.
 #[tokio::test]
 async fn c11_no_work_is_left_when_all_have_gone() {
-    let up = upstream(tidegate_rig::Script::default()).await;
-    let program = Program::configured(&file(&up, "slots = 200"));
-    let addr = program.address("listen=").await;
-    let mut rests = Vec::new();
-    for n in 0..48 {
-        let down = if n % 2 == 0 { Http::One } else { Http::Two };
-        let mut caller = Caller::connect(down, addr).await;
-        let script = match n % 6 {
-            0 | 1 => json!({"end": "never", "event_bytes": 16_384}),
-            2 => json!({"stall": {"at": "head"}}),
-            3 => json!({"stall": {"at": {"event": 2}}}),
-            4 => json!({"tokens": 2}),
-            _ => json!({"error_at": 2, "tokens": 9}),
-        };
-        caller.post(STREAMS[n % 4], &stream(script)).await;
-        if n % 6 != 2 {
-            caller.accepted().await;
-            caller.bytes(100).await;
+    for back in [Http::One, Http::Two] {
+        let up = upstream(tidegate_rig::Script::default()).await;
+        let (program, _front) = serves(&up, back, "slots = 200").await;
+        let addr = program.address("listen=").await;
+        let mut rests = Vec::new();
+        for n in 0..48 {
+            let down = if n % 2 == 0 { Http::One } else { Http::Two };
+            let mut caller = Caller::connect(down, addr).await;
+            let form = forms()[n % forms().len()];
+            let script = match n % 6 {
+                _ if !form.streaming => json!({"stall": {"at": "head"}}),
+                0 | 1 => json!({"end": "never", "event_bytes": 16_384}),
+                2 => json!({"stall": {"at": "head"}}),
+                3 => json!({"stall": {"at": {"event": 2}}}),
+                4 => json!({"tokens": 2}),
+                _ => json!({"error_at": 2, "tokens": 9}),
+            };
+            caller.post(form.path, &form.ask(script)).await;
+            if n % 6 != 2 && form.streaming {
+                caller.accepted().await;
+                caller.bytes(100).await;
+            }
+            rests.push(caller.leave(down.ways()[n / 2 % 3]).await);
         }
-        rests.push(caller.leave(down.ways()[n / 2 % 3]).await);
+        let quiet = up.wait_for(|t| t.running == 0, crate::support::SOON).await;
+        quiet.expect("all are gone");
+        let before = program.cpu_ms();
+        // A window to look through: a loop that wakes itself takes all of it.
+        let more = up.wait_for(|t| t.running > 0, ms(1000)).await;
+        assert!(more.is_err());
+        let spent = program.cpu_ms() - before;
+        assert!(spent < 250, "{back:?}: {spent} ms of CPU in a quiet second");
+        drop(rests);
     }
-    let quiet = up.wait_for(|t| t.running == 0, crate::support::SOON).await;
-    quiet.expect("all are gone");
-    let before = program.cpu_ms();
-    // A window to look through: a loop that wakes itself takes all of it.
-    let more = up.wait_for(|t| t.running > 0, ms(1000)).await;
-    assert!(more.is_err());
-    let spent = program.cpu_ms() - before;
-    assert!(spent < 250, "{spent} ms of CPU in a quiet second");
-    drop(rests);
 }
 
 /// Endless streams are told, in the form of their clients, and do not hold the end up.
@@ -55,21 +76,18 @@ async fn c110_a_drain_tells_endless_streams() {
             let mut callers = Vec::new();
             for n in 0..8 {
                 let path = STREAMS[n % 4];
-                let mut caller = stage
-                    .post(path, &stream(json!({"end": "never", "pace_ms": 10})))
-                    .await;
-                if n >= 4 {
+                let script = if n < 4 {
+                    json!({"end": "never", "pace_ms": 10})
+                } else {
                     // Their upstreams are silent.
-                    caller = stage
-                        .post(path, &stream(json!({"stall": {"at": {"event": 3}}})))
-                        .await;
-                }
-                callers.push((path, caller));
+                    json!({"stall": {"at": {"event": 3}}})
+                };
+                callers.push((path, stage.post(path, &stream(script)).await));
             }
-            stage
-                .gate
-                .eventually("all run", |g| g.metric("running", &[]) >= 8.0)
-                .await;
+            // Whoever has no head when the drain begins is refused, and not told in band.
+            let begun = [("phase", "waiting_head")];
+            let heads = |g: &Gate| g.metric("phase_duration_seconds_count", &begun) >= 8.0;
+            stage.gate.eventually("all have their heads", heads).await;
             let clients = async {
                 for (path, caller) in &mut callers {
                     let code = told(stage, path, caller).await;
@@ -82,6 +100,34 @@ async fn c110_a_drain_tells_endless_streams() {
             let (drained, ()) = tokio::join!(stage.gate.gateway.drain(), clients);
             assert!(drained.cut > 0 && drained.left == 0, "{stage}: {drained:?}");
             stage.running(0).await;
+        },
+    )
+    .await;
+}
+
+/// Streams that run when the end begins are let finish, and nobody begins another.
+#[tokio::test]
+async fn c111_a_drain_lets_the_streams_finish_and_takes_no_more() {
+    on_each(
+        |_| {},
+        async |stage: &Stage| {
+            let mut callers = Vec::new();
+            for path in STREAMS {
+                let flows = stream(json!({"tokens": 20, "pace_ms": 20}));
+                let mut caller = stage.post(path, &flows).await;
+                caller.accepted().await;
+                callers.push(caller);
+            }
+            let clients = async {
+                for caller in &mut callers {
+                    assert!(caller.rest().await.whole, "{stage}");
+                }
+            };
+            let (drained, ()) = tokio::join!(stage.gate.gateway.drain(), clients);
+            assert_eq!((drained.cut, drained.left), (0, 0), "{stage}");
+            for caller in &mut callers {
+                assert!(!caller.takes_more().await, "{stage}: no new calls");
+            }
         },
     )
     .await;
@@ -146,8 +192,8 @@ async fn c121_c122_no_slot_is_free_before_its_exchange_is_gone() {
             async |stage: &Stage| {
                 let deaf = whole(json!({"delay_ms": 2000, "on_close": "never"}));
                 let mut callers = Vec::new();
-                for n in 0..8 {
-                    callers.push(stage.post(STREAMS[n % 4], &deaf).await);
+                for path in routes() {
+                    callers.push(stage.post(path, &deaf).await);
                 }
                 let mut rests = Vec::new();
                 for (n, mut caller) in callers.into_iter().enumerate() {
@@ -178,37 +224,38 @@ async fn c121_c122_no_slot_is_free_before_its_exchange_is_gone() {
 /// A crowd of calls that time out leaves no thread behind.
 #[tokio::test]
 async fn c123_waits_that_end_leave_no_thread() {
-    let up = upstream(tidegate_rig::Script::default()).await;
-    let rest = "slots = 200\nqueue = 200\ntimeouts = { response_head = \"200ms\" }\n[[upstreams]]\nname = \"dns\"\nurl = \"http://no-such-host.invalid:9\"\nmodels = [\"dns\"]";
-    let program = Program::configured(&file(
-        &up,
-        &format!("name = \"up\"\nmodels = [\"tiny\"]\n{rest}"),
-    ));
-    let addr = program.address("listen=").await;
-    let mut first = Caller::connect(Http::One, addr).await;
-    first.post(CHAT, &whole(json!({}))).await;
-    assert_eq!(first.answer().await.0.status, 200);
-    let before = program.threads();
-    for _ in 0..3 {
-        let mut callers = Vec::new();
-        for n in 0..100 {
-            let down = if n % 2 == 0 { Http::One } else { Http::Two };
-            let mut caller = Caller::connect(down, addr).await;
-            let mut body = stream(json!({"stall": {"at": "head"}}));
-            if n % 5 == 0 {
-                body["model"] = json!("dns");
+    for back in [Http::One, Http::Two] {
+        let up = upstream(tidegate_rig::Script::default()).await;
+        let rest = "slots = 200\nqueue = 200\ntimeouts = { response_head = \"200ms\" }\n[[upstreams]]\nname = \"dns\"\nurl = \"http://no-such-host.invalid:9\"\nmodels = [\"dns\"]";
+        let rest = format!("name = \"up\"\nmodels = [\"tiny\"]\n{rest}");
+        let (program, _front) = serves(&up, back, &rest).await;
+        let addr = program.address("listen=").await;
+        let mut first = Caller::connect(Http::One, addr).await;
+        first.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(first.answer().await.0.status, 200);
+        let before = program.threads();
+        for _ in 0..3 {
+            let mut callers = Vec::new();
+            for n in 0..100 {
+                let down = if n % 2 == 0 { Http::One } else { Http::Two };
+                let mut caller = Caller::connect(down, addr).await;
+                let form = forms()[n % forms().len()];
+                let mut body = form.ask(json!({"stall": {"at": "head"}}));
+                if n % 5 == 0 {
+                    body["model"] = json!("dns");
+                }
+                caller.post(form.path, &body).await;
+                callers.push(caller);
             }
-            caller.post(STREAMS[n % 4], &body).await;
-            callers.push(caller);
+            for mut caller in callers {
+                assert!(caller.answer().await.0.status >= 502);
+            }
         }
-        for mut caller in callers {
-            assert!(caller.answer().await.0.status >= 502);
-        }
+        // Name lookups have threads, and they are few.
+        let after = program.threads();
+        assert!(
+            after <= before + 16,
+            "{back:?}: {before} threads before, {after} after"
+        );
     }
-    // Name lookups have threads, and they are few.
-    let after = program.threads();
-    assert!(
-        after <= before + 16,
-        "{before} threads before, {after} after"
-    );
 }

@@ -4,9 +4,10 @@ use serde_json::json;
 use tidegate_rig::RawClient;
 
 use super::caller::Caller;
-use super::stage::{Http, STREAMS, Stage, ms, on_each};
+use super::stage::{Http, STREAMS, Stage, forms, ms, on_each};
+use crate::bounds::stuck;
 use crate::calls::{admin, with_admin};
-use crate::support::{ask, only, room_for, slots, stream};
+use crate::support::{SOON, ask, only, room_for, slots, stream};
 
 const LIMIT: u64 = 700;
 
@@ -151,6 +152,42 @@ async fn c89_a_reader_that_is_slow_but_moves_is_served() {
                 "{stage}: {}",
                 rest.body.len()
             );
+        },
+    )
+    .await;
+}
+
+/// Whoever stands still holds its own upstream back, after a bounded number of bytes, and nobody else.
+#[tokio::test]
+async fn c91_a_slow_reader_slows_its_own_upstream_and_nothing_else() {
+    on_each(
+        |c| room_for(c, 20),
+        async |stage: &Stage| {
+            let endless = stream(json!({"end": "never", "event_bytes": 16_384}));
+            let mut readers = Vec::new();
+            for path in STREAMS {
+                let mut caller = slow(stage).await;
+                caller.post(path, &endless).await;
+                caller.accepted().await;
+                readers.push(caller);
+            }
+            let written = stuck(&stage.up).await;
+            let bound = 4 * 16 * (1 << 20);
+            assert!(written < bound, "{stage}: {written} bytes for 4 readers");
+            for form in forms() {
+                let ask = form.ask(json!({"tokens": 50}));
+                let mut other = stage.post(form.path, &ask).await;
+                other.accepted().await;
+                assert!(other.rest().await.whole, "{stage}, {form:?}");
+            }
+            // Whoever reads on gets on.
+            let before = stage.up.truth().bytes_written;
+            readers[0].bytes(1 << 24).await;
+            let flows = stage.up.wait_for(|t| t.bytes_written > before, SOON).await;
+            flows.expect("it flows again");
+            for reader in readers {
+                reader.leave(stage.down.ways()[1]).await;
+            }
         },
     )
     .await;

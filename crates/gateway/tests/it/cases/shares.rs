@@ -9,7 +9,7 @@ use tidegate::config::ClientKey;
 use tokio::task::JoinSet;
 
 use super::caller::Caller;
-use super::stage::{STREAMS, Stage, on_each};
+use super::stage::{STREAMS, Stage, on_each, routes};
 use crate::support::{Gate, ask, only, slots, whole};
 
 const SLOTS: usize = 8;
@@ -52,7 +52,7 @@ async fn c65_one_key_does_not_take_everything() {
             let stop = Arc::new(AtomicBool::new(false));
             let mut crowd = JoinSet::new();
             for n in 0..CROWD {
-                crowd.spawn(greedy(stage.caller().await, STREAMS[n % 4], stop.clone()));
+                crowd.spawn(greedy(stage.caller().await, routes()[n % 7], stop.clone()));
             }
             let waits = |g: &Gate| g.metric("queued", &[]) as usize >= CROWD / 2;
             stage.gate.eventually("a crowd waits", waits).await;
@@ -62,7 +62,7 @@ async fn c65_one_key_does_not_take_everything() {
                     let mut caller = stage.caller().await;
                     let before = stage.up.truth().calls_begun as usize;
                     let body = whole(json!({"id": id, "delay_ms": 50}));
-                    asks(&mut caller, name, STREAMS[(n + round) % 4], &body).await;
+                    asks(&mut caller, name, routes()[(n + 4 * round) % 7], &body).await;
                     assert_eq!(caller.answer().await.0.status, 200, "{stage}, {id}");
                     let calls = stage.up.calls();
                     let own = calls.iter().position(|c| c.test_id.as_deref() == Some(&id));
@@ -104,7 +104,7 @@ async fn whole_bodies(stage: &Stage) -> Vec<Caller> {
     let mut inside = Vec::new();
     for n in 0..FIT {
         let body = padded(json!({"stall": {"at": "head"}}));
-        inside.push(stage.post(STREAMS[n % 4], &body).await);
+        inside.push(stage.post(routes()[n % 7], &body).await);
         let there = |g: &Gate| g.metric("running", &[]) + g.metric("queued", &[]) == (n + 1) as f64;
         stage.gate.eventually("it is in", there).await;
     }
@@ -124,7 +124,7 @@ async fn half_bodies(stage: &Stage) -> Vec<Caller> {
     let mut halves = Vec::new();
     for n in 0..FIT {
         let mut caller = stage.caller().await;
-        caller.announce(STREAMS[n % 4], 50_000).await;
+        caller.announce(routes()[n % 7], 50_000).await;
         assert!(caller.part(&[b' '; 20_000], false).await);
         halves.push(caller);
     }

@@ -12,7 +12,7 @@ use tidegate_rig::{FakeUpstream, H2Front, H2Options, Script};
 use super::caller::Caller;
 use crate::support::{
     CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, eventually, gateway_at, half_closed, only,
-    upstream,
+    stream, upstream, whole,
 };
 
 /// A version of HTTP.
@@ -38,6 +38,36 @@ pub(crate) const STREAMS: [&str; 4] = [CHAT, COMPLETIONS, MESSAGES, RESPONSES];
 pub(crate) fn routes() -> Vec<&'static str> {
     let known = KNOWN.iter().map(|known| known.path);
     known.chain(["/v1/something/else"]).collect()
+}
+
+/// A request to one of the routes, for a stream or for an answer in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(crate) path: &'static str,
+    pub(crate) streaming: bool,
+}
+
+impl Form {
+    /// Its body; the answer goes by this script.
+    pub(crate) fn ask(self, rig: Value) -> Value {
+        if self.streaming {
+            stream(rig)
+        } else {
+            whole(rig)
+        }
+    }
+
+    /// Whether its errors are of Anthropic's form.
+    pub(crate) fn anthropic(self) -> bool {
+        self.path.starts_with(MESSAGES)
+    }
+}
+
+/// Every route with a body of its own in one piece, and those that stream as streams too.
+pub(crate) fn forms() -> Vec<Form> {
+    let form = |streaming| move |path| Form { path, streaming };
+    let wholes = routes().into_iter().map(form(false));
+    STREAMS.into_iter().map(form(true)).chain(wholes).collect()
 }
 
 /// How a client leaves.
@@ -190,6 +220,28 @@ pub(crate) async fn on_each(change: impl Fn(&mut Config), scene: impl AsyncFn(&S
         Box::pin(play(c)),
         Box::pin(play(d))
     );
+}
+
+/// Plays the scene with clients of each version, in front of an upstream of this one.
+pub(crate) async fn on_both(back: Http, change: impl Fn(&mut Config), scene: impl AsyncFn(&Stage)) {
+    for down in [Http::One, Http::Two] {
+        let stage = Stage::new((down, back), &change).await;
+        scene(&stage).await;
+        stage.settled().await;
+    }
+}
+
+/// Plays the scene with clients of this version, in front of upstreams of each.
+pub(crate) async fn on_backs(
+    down: Http,
+    change: impl Fn(&mut Config),
+    scene: impl AsyncFn(&Stage),
+) {
+    for back in [Http::One, Http::Two] {
+        let stage = Stage::new((down, back), &change).await;
+        scene(&stage).await;
+        stage.settled().await;
+    }
 }
 
 /// All tiers far away, but for those that a case is about.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tidegate_rig::BlackHole;
 
 use super::caller::Caller;
-use super::stage::{Http, STREAMS, Stage, far, ms, on_each, over};
+use super::stage::{Http, STREAMS, Stage, far, forms, ms, on_each, over, routes};
 use crate::ends::{assert_no_end, errors};
 use crate::support::{CHAT, LOCALHOST, MESSAGES, endpoint, gateway_at, only, stream, whole};
 
@@ -78,15 +78,14 @@ async fn c17_an_upstream_that_never_answers_is_a_504() {
         |c| far(c).response_head = ms(400),
         async |stage: &Stage| {
             let mut requests = Vec::new();
-            for path in STREAMS.into_iter().chain(["/v1/embeddings", "/v1/any"]) {
+            for form in forms() {
                 for at in ["head", "header_line"] {
-                    requests.push((path, stream(json!({"stall": {"at": at}}))));
-                    requests.push((path, whole(json!({"stall": {"at": at}}))));
+                    requests.push((form.path, form.ask(json!({"stall": {"at": at}}))));
                 }
             }
             for (path, mut caller) in all(stage, &requests).await {
                 let (status, code) = refused(stage, path, &mut caller).await;
-                let expected = if path == MESSAGES {
+                let expected = if path.starts_with(MESSAGES) {
                     "timeout_error"
                 } else {
                     "response_head"
@@ -178,7 +177,7 @@ async fn c19_half_a_json_answer_is_a_504() {
             let half = whole(json!({"body": {"wire": [
                 {"text": "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"},
                 {"text": "x".repeat(450), "pause_ms": 60_000}]}}));
-            let requests: Vec<_> = STREAMS.map(|path| (path, half.clone())).into();
+            let requests: Vec<_> = routes().into_iter().map(|path| (path, half.clone())).collect();
             for (path, mut caller) in all(stage, &requests).await {
                 assert_eq!(refused(stage, path, &mut caller).await.0, 504, "{stage}, {path}");
             }
@@ -299,13 +298,27 @@ async fn c25_a_connect_that_never_completes_goes_elsewhere() {
             let flows = stream(json!({"end": "never", "pace_ms": 50}));
             holds.post(STREAMS[0], &flows).await;
             holds.accepted().await;
-            for path in STREAMS {
+            let mut twice = 0;
+            for form in forms() {
                 let mut caller = Caller::connect(down, gate.addr()).await;
-                caller.post(path, &stream(json!({"tokens": 2}))).await;
-                caller.accepted().await;
-                assert!(caller.rest().await.whole, "{stage}, {path}");
+                caller
+                    .post(form.path, &form.ask(json!({"tokens": 2})))
+                    .await;
+                let head = caller.accepted().await;
+                assert!(caller.rest().await.whole, "{stage}, {form:?}");
+                let line = gate.line_of(caller.peer()).await;
+                let more = line["attempts"].as_u64().filter(|tried| *tried > 1);
+                let told = head.header("x-tidegate-attempts");
+                assert_eq!(
+                    told,
+                    more.map(|n| n.to_string()).as_deref(),
+                    "{stage}: {line}"
+                );
+                twice += usize::from(more.is_some());
             }
-            assert_eq!(stage.up.truth().calls_begun, 5, "{stage}");
+            assert!(twice >= 1, "{stage}: the dead one had its turn");
+            let begun = 1 + forms().len() as u64;
+            assert_eq!(stage.up.truth().calls_begun, begun, "{stage}");
             let tried = gate.metric("upstream_connect_errors_total", &[("reason", "connect")]);
             assert!(tried >= 1.0, "{stage}");
         }
@@ -322,23 +335,26 @@ async fn c27_a_slow_upload_is_no_slow_upstream() {
             timeouts.request_body = ms(800);
         },
         async |stage: &Stage| {
-            let body = stream(json!({"tokens": 2, "delay_ms": 50})).to_string();
-            let body = format!("{}{}", " ".repeat(24 * 2048), body);
+            const PARTS: usize = 24;
             let mut callers = Vec::new();
-            for path in STREAMS {
+            for form in forms() {
+                let body = form.ask(json!({"tokens": 2, "delay_ms": 50})).to_string();
+                let body = format!("{}{body}", " ".repeat(PARTS * 2048));
                 let mut caller = stage.caller().await;
-                caller.announce(path, body.len()).await;
-                callers.push(caller);
+                caller.announce(form.path, body.len()).await;
+                callers.push((caller, body));
             }
             let mut pause = tokio::time::interval(ms(50));
-            let parts: Vec<_> = body.as_bytes().chunks(2048).collect();
-            for (n, part) in parts.iter().enumerate() {
+            for n in 0..PARTS {
                 pause.tick().await;
-                for caller in &mut callers {
-                    assert!(caller.part(part, n + 1 == parts.len()).await, "{stage}");
+                for (caller, body) in &mut callers {
+                    let (from, last) = (n * 2048, n + 1 == PARTS);
+                    let to = if last { body.len() } else { from + 2048 };
+                    let sent = caller.part(&body.as_bytes()[from..to], last).await;
+                    assert!(sent, "{stage}");
                 }
             }
-            for mut caller in callers {
+            for (mut caller, _) in callers {
                 caller.accepted().await;
                 assert!(caller.rest().await.whole, "{stage}");
             }
@@ -353,7 +369,7 @@ async fn c27_an_upload_that_stops_is_a_408_and_no_call() {
         |c| far(c).request_body = ms(400),
         async |stage: &Stage| {
             let mut callers = Vec::new();
-            for path in STREAMS {
+            for path in routes() {
                 let mut caller = stage.caller().await;
                 caller.announce(path, 5000).await;
                 assert!(caller.part(b"{\"model\":", false).await);
@@ -366,7 +382,7 @@ async fn c27_an_upload_that_stops_is_a_408_and_no_call() {
                     "{stage}, {path}"
                 );
             }
-            for line in stage.gate.logged(4).await {
+            for line in stage.gate.logged(routes().len()).await {
                 assert_eq!(
                     (&line["outcome"], &line["reason"]),
                     (&json!("timeout"), &json!("request_body"))

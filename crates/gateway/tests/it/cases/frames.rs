@@ -1,0 +1,162 @@
+//! HTTP/2 frames by hand: what no library would send.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::support::SOON;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const HEADERS: u8 = 1;
+const DATA: u8 = 0;
+const RST_STREAM: u8 = 3;
+pub(super) const SETTINGS: u8 = 4;
+pub(super) const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
+const ACK: u8 = 1;
+
+/// RFC 9113 §4.1.
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a frame is small");
+    let mut frame = length.to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// A header block, each field literal and in no table (RFC 7541 §6.2.3).
+pub(super) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0x10);
+        for text in [name, value] {
+            // A length in seven bits, and what is over in groups of seven.
+            let mut over = text.len();
+            if over < 127 {
+                block.push(over as u8);
+            } else {
+                block.push(127);
+                over -= 127;
+                while over >= 128 {
+                    block.push((over % 128) as u8 | 128);
+                    over /= 128;
+                }
+                block.push(over as u8);
+            }
+            block.extend(text.as_bytes());
+        }
+    }
+    block
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Status(u16),
+    Reset,
+    /// GOAWAY, or the end of the connection.
+    Closed,
+}
+
+/// A connection with prior knowledge.
+pub(super) struct Frames {
+    socket: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Frames {
+    /// The preface and empty settings are sent.
+    pub(super) async fn connect(addr: SocketAddr) -> Self {
+        let socket = TcpStream::connect(addr).await.expect("accepted");
+        socket.set_nodelay(true).expect("an option");
+        let read = Vec::new();
+        let mut frames = Self { socket, read };
+        frames.send(PREFACE).await;
+        frames.send(&frame(SETTINGS, 0, 0, &[])).await;
+        frames
+    }
+
+    /// Sends these bytes; whether the connection takes them.
+    pub(super) async fn send(&mut self, bytes: &[u8]) -> bool {
+        self.socket.write_all(bytes).await.is_ok()
+    }
+
+    /// A request on the first stream.
+    pub(super) async fn request(&mut self, fields: &[(&str, &str)], body: &[u8]) {
+        self.send(&frame(HEADERS, END_HEADERS, 1, &block(fields)))
+            .await;
+        self.send(&frame(DATA, END_STREAM, 1, body)).await;
+    }
+
+    /// The next frame: kind, flags, payload.
+    async fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
+        loop {
+            if let Some(head) = self.read.first_chunk::<9>() {
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+                let (kind, flags) = (head[3], head[4]);
+                if self.read.len() >= 9 + length {
+                    let payload = self.read[9..9 + length].to_vec();
+                    self.read.drain(..9 + length);
+                    return Some((kind, flags, payload));
+                }
+            }
+            let read = self.socket.read_buf(&mut self.read);
+            let read = tokio::time::timeout(SOON, read).await.expect("in time");
+            if read.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// What became of the first stream.
+    pub(super) async fn answer(&mut self) -> Answer {
+        loop {
+            match self.next().await {
+                None | Some((GOAWAY, ..)) => return Answer::Closed,
+                Some((RST_STREAM, ..)) => return Answer::Reset,
+                Some((HEADERS, _, block)) => return Answer::Status(status(&block)),
+                Some((SETTINGS, 0, _)) => {
+                    self.send(&frame(SETTINGS, ACK, 0, &[])).await;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Waits until the other side has closed.
+    pub(super) async fn closed(&mut self) {
+        while self.next().await.is_some() {}
+    }
+}
+
+/// The status of a block that begins with one (RFC 7541 appendices A and B).
+fn status(block: &[u8]) -> u16 {
+    const KNOWN: [u16; 7] = [200, 204, 206, 304, 400, 404, 500];
+    let index = block[0] & 0x7f;
+    if block[0] & 0x80 != 0 {
+        return KNOWN[usize::from(index) - 8];
+    }
+    let (length, text) = (usize::from(block[1] & 0x7f), &block[2..]);
+    if block[1] & 0x80 == 0 {
+        let text = std::str::from_utf8(&text[..length]).expect("digits");
+        return text.parse().expect("a status");
+    }
+    // 0, 1 and 2 have five bits each, the other digits six.
+    let bits = text[..length]
+        .iter()
+        .fold(0_u32, |all, b| all << 8 | u32::from(*b));
+    let (mut left, mut status) = (8 * length, 0);
+    for _ in 0..3 {
+        let five = bits >> (left - 5) & 0x1f;
+        if five < 3 {
+            (left, status) = (left - 5, 10 * status + five);
+        } else {
+            (left, status) = (left - 6, 10 * status + (bits >> (left - 6) & 0x3f) - 0x16);
+        }
+    }
+    u16::try_from(status).expect("three digits")
+}
