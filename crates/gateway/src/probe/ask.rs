@@ -202,6 +202,31 @@ impl Server {
         Ok(Begun { exchange, request })
     }
 
+    /// Time to the first token of this stream; to its end, if it has none with a text: some tokens have none.
+    pub(super) async fn first_token(
+        &self,
+        call: &Call,
+        within: Duration,
+    ) -> Result<Duration, String> {
+        let begun = self.begin(call).await.map_err(|t| t.to_string())?;
+        let sent = Instant::now();
+        let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
+        if !head.status.is_success() {
+            let body = exchange.rest(PATIENCE).await.unwrap_or_default();
+            return Err(format!(
+                "answered {}: {}",
+                head.status.as_u16(),
+                said(&body)
+            ));
+        }
+        let within = within.saturating_sub(sent.elapsed());
+        exchange
+            .deltas(1, within)
+            .await
+            .map_err(|t| t.to_string())?;
+        Ok(sent.elapsed())
+    }
+
     async fn exchange<I>(&self, io: TokioIo<I>) -> Result<Exchange, Trouble>
     where
         I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
@@ -362,6 +387,17 @@ async fn drive<T>(conn: &mut Connection, over: &mut bool, work: impl Future<Outp
             _ = conn.as_mut(), if !*over => *over = true,
         }
     }
+}
+
+/// The message of an error's body, or its beginning.
+pub(super) fn said(body: &[u8]) -> String {
+    let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = &json["error"];
+    let places = [&error["message"], error, &json["message"], &json["detail"]];
+    let text = places.iter().find_map(|place| place.as_str());
+    let text = text.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
+    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(200).collect()
 }
 
 fn broken(error: &hyper::Error) -> Trouble {

@@ -5,10 +5,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::ask::{Call, Exchange, PATIENCE, Server, Trouble};
+use super::ask::{Call, Exchange, PATIENCE, Server, Trouble, said};
 use super::report::{Finding, Verdict};
 use super::steps::{NOISE, Stop};
-use super::survey::said;
 use super::waits::millis;
 use super::{CROWD, Probe};
 

@@ -5,11 +5,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::ask::{Call, Exchange, PATIENCE, Trouble};
+use super::ask::{Call, Exchange, PATIENCE, Trouble, said};
 use super::crowd::{Begins, Refused, answered, begins};
 use super::report::{Finding, Verdict};
 use super::shown::Shown;
-use super::survey::said;
 use super::waits::millis;
 use super::{PROMPT_WORDS, Probe};
 
@@ -372,9 +371,7 @@ impl Probe<'_> {
             prompt,
             usage: false,
         })?;
-        let sent = Instant::now();
-        self.running(&call, PATIENCE).await?;
-        Ok(sent.elapsed())
+        self.server.first_token(&call, PATIENCE).await
     }
 
     /// Whether usage is told before the end.

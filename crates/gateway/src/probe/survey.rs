@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::ask::{self, Call, PATIENCE, Server, Trouble, Whole};
+use super::ask::{self, Call, PATIENCE, Server, Trouble, Whole, said};
 use super::shown::Shown;
 use super::{Allowance, Failure, Probe, Settings, Speed};
 use crate::config::Kind;
@@ -128,17 +128,6 @@ fn refusal(settings: &Settings, status: StatusCode, body: &[u8]) -> Result<(), F
         status.as_u16(),
         said(body)
     )))
-}
-
-/// The message of an error's body, or its beginning.
-pub(super) fn said(body: &[u8]) -> String {
-    let json: Value = serde_json::from_slice(body).unwrap_or_default();
-    let error = &json["error"];
-    let places = [&error["message"], error, &json["message"], &json["detail"]];
-    let text = places.iter().find_map(|place| place.as_str());
-    let text = text.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
-    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().take(200).collect()
 }
 
 impl Probe<'_> {
@@ -307,23 +296,7 @@ impl Probe<'_> {
     /// Time to the first token of a call of one token.
     pub(super) async fn first_token(&mut self, within: Duration) -> Result<Duration, String> {
         let call = self.call(true, 1)?;
-        let begun = self.server.begin(&call).await.map_err(|t| t.to_string())?;
-        let sent = Instant::now();
-        let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
-        if !head.status.is_success() {
-            let body = exchange.rest(PATIENCE).await.unwrap_or_default();
-            return Err(format!(
-                "answered {}: {}",
-                head.status.as_u16(),
-                said(&body)
-            ));
-        }
-        let within = within.saturating_sub(sent.elapsed());
-        exchange
-            .deltas(1, within)
-            .await
-            .map_err(|t| t.to_string())?;
-        Ok(sent.elapsed())
+        self.server.first_token(&call, within).await
     }
 }
 

@@ -1,3 +1,4 @@
+use super::ask::{Call, Dress, Server};
 use super::report::{Finding, Report, Verdict, config};
 use super::{Allowance, Route, Settings, plan};
 use crate::config::{Endpoint, Kind, Sources};
@@ -149,4 +150,38 @@ fn the_block_of_another_api_asks_for_no_usage() {
             report.config
         );
     }
+}
+
+/// Some tokens have no text. A call of one such token has none with a text, and took its time all the same.
+#[tokio::test]
+async fn a_first_token_without_a_text_is_one() {
+    let script = tidegate_rig::Script {
+        tokens: Some(1),
+        token_text: Some(String::new()),
+        ..tidegate_rig::Script::default()
+    };
+    let nowhere = "127.0.0.1:0".parse().unwrap();
+    let upstream = tidegate_rig::FakeUpstream::start(nowhere, script).await;
+    let upstream = upstream.unwrap();
+    let server = Server {
+        endpoint: Endpoint::parse(&format!("http://{}", upstream.addr())).unwrap(),
+        key: None,
+        tls: None,
+        model: "tiny".to_owned(),
+        route: Route::Chat,
+        dress: Dress {
+            ignore_eos: false,
+            bound: "max_tokens",
+        },
+    };
+    let call = Call {
+        stream: true,
+        tokens: 1,
+        prompt: "hello".to_owned(),
+        usage: false,
+    };
+    let within = Duration::from_secs(20);
+    let took = server.first_token(&call, within).await;
+    assert!(took.is_ok_and(|took| took < within));
+    assert_eq!(upstream.truth().calls_begun, 1);
 }
