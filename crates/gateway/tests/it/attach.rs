@@ -307,6 +307,7 @@ async fn a_call_that_somebody_ended_is_not_taken_up() {
     let mut retry = post(&gate, CHAT, &key, &body).await;
     retry.final_head().await.expect("head");
     retry.events(3).await.expect("events");
+    let peer = retry.local_addr().expect("an address");
     let two = |c: &[Value]| c.len() == 2 && c[0]["waiting"] == true;
     let calls = seen(&gate, "two", two).await;
     assert_eq!(calls[1]["attached_to"], calls[0]["id"]);
@@ -323,6 +324,11 @@ async fn a_call_that_somebody_ended_is_not_taken_up() {
     assert!(last.data.contains("ended by the operator"), "{last:?}");
     assert!(!end.looks_whole());
     ended("killed with its retry").await;
+    let line = gate.line_of(peer).await;
+    assert_eq!(
+        (&line["outcome"], &line["reason"]),
+        (&json!("stopped"), &json!("killed"))
+    );
 }
 
 /// What a request must have in common with a call to take it up: key, idempotency key, path, body.

@@ -172,11 +172,17 @@ impl Attached {
     }
 
     fn end(&mut self, wait: WaitEnd, reason: Option<&'static str>) {
-        self.seat = None;
+        let stopped = self.seat.take().and_then(|seat| seat.entry().stopped());
         if let Some(mut record) = self.record.take() {
-            record.outcome(Outcome::Attached, reason);
             record.phase(Phase::Done);
-            record.wait_ended(wait);
+            match stopped.filter(|_| wait == WaitEnd::Failed) {
+                // The retry or its call, which is the same work: that is why the answer breaks.
+                Some(by) => record.stopped(by),
+                None => {
+                    record.outcome(Outcome::Attached, reason);
+                    record.wait_ended(wait);
+                }
+            }
             record.settle();
         }
     }
