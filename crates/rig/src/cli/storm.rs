@@ -77,7 +77,7 @@ pub struct StormArgs {
     /// Calls a second of `burst`
     #[arg(long, value_name = "N", default_value_t = 100.0)]
     rate: f64,
-    /// Tokens of an answer
+    /// Tokens of an answer; `retry`, `burst` and `drain` ask for 50 at most
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: u64,
     /// Time between tokens

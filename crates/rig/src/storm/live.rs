@@ -18,6 +18,7 @@ pub(super) struct Live {
     wanted: AtomicU64,
     open: AtomicU64,
     begun: AtomicU64,
+    refused: AtomicU64,
     received: AtomicU64,
     refused_in_a_row: AtomicU64,
     drains: AtomicBool,
@@ -75,6 +76,17 @@ impl Live {
     /// Attempts that were sent.
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
+    }
+
+    /// An attempt was answered with a refusal.
+    pub(super) fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Attempts from which tokens can be expected.
+    pub(super) fn not_refused(&self) -> u64 {
+        self.begun()
+            .saturating_sub(self.refused.load(Ordering::Relaxed))
     }
 
     /// A user wants something, however often it has to ask.

@@ -146,7 +146,8 @@ fn truth_into(report: &mut Report, truth: Truth, scenario: Scenario, plan: &Plan
         .retries()
         .then(|| crate::load::float(truth.calls_begun) / crate::load::float(live.wanted().max(1)));
     if let Some(tokens) = scenario.tokens(plan) {
-        let planned = live.begun() * tokens;
+        // A refusal is no work that was planned.
+        let planned = live.not_refused() * tokens;
         report.waste = Some(Waste::of(planned, truth.tokens, live.received()));
     }
     report.truth = Some(truth);
@@ -419,4 +420,32 @@ pub async fn upstream_at(addr: std::net::SocketAddr) -> io::Result<Source> {
     let control = Control { addr };
     let script = control.script_now().await.map_err(said)?;
     Ok(Source::Theirs(control, Box::new(script)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_was_not_planned() {
+        let live = Live::default();
+        for _ in 0..4 {
+            drop(live.opened());
+        }
+        (0..3).for_each(|_| live.refused());
+        live.got(40);
+        let mut report = Report::default();
+        let truth = Truth {
+            tokens: 50,
+            ..Truth::default()
+        };
+        let plan = Plan {
+            tokens: 50,
+            ..Plan::default()
+        };
+        truth_into(&mut report, truth, Scenario::Retry, &plan, &live);
+        let waste = report.waste.expect("known");
+        assert_eq!((waste.planned, waste.wasted), (50, 10));
+        assert!((waste.percent_of_planned - 20.0).abs() < 1e-9);
+    }
 }

@@ -148,6 +148,9 @@ async fn attempt(ask: &Ask, live: &Live, due: Instant, until: Option<Instant>) -
         Err(_) => Attempt::Failed("no end within 60 s".to_owned()),
     };
     live.got(ask.received(events, whole, begun.elapsed(), &ended));
+    if matches!(ended, Attempt::Refused(..)) {
+        live.refused();
+    }
     if matches!(ended, Attempt::Refused(..)) || (whole && matches!(ended, Attempt::Well)) {
         return ended;
     }
