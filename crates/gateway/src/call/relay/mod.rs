@@ -1,8 +1,9 @@
 //! The upstream's body as the downstream's body.
 //!
 //! No task and no channel stand between the two: hyper polls the relay, the relay polls the exchange. A client that reads slowly slows its own
-//! upstream and nothing else; a client that leaves drops the relay, and the drop hands what is left to [`aftermath`]. Bytes pass unchanged, cut
-//! only at event boundaries, so that a comment or an error can be put between two events.
+//! upstream and nothing else; a client that leaves drops the relay, and the drop hands what is left to the
+//! [`aftermath`](super::aftermath). Bytes pass unchanged, cut only at event boundaries, so that a comment or an error can be put between
+//! two events.
 
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
