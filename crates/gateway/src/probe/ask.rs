@@ -202,28 +202,32 @@ impl Server {
         Ok(Begun { exchange, request })
     }
 
+    /// A call that was taken, and when it was sent.
+    pub(super) async fn taken(
+        &self,
+        call: &Call,
+        within: Duration,
+    ) -> Result<(Exchange, Instant), String> {
+        let begun = self.begin(call).await.map_err(|t| t.to_string())?;
+        let sent = Instant::now();
+        let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
+        if head.status.is_success() {
+            return Ok((exchange, sent));
+        }
+        let body = exchange.rest(PATIENCE).await.unwrap_or_default();
+        let status = head.status.as_u16();
+        Err(format!("answered {status}: {}", said(&body)))
+    }
+
     /// Time to the first token of this stream; to its end, if it has none with a text: some tokens have none.
     pub(super) async fn first_token(
         &self,
         call: &Call,
         within: Duration,
     ) -> Result<Duration, String> {
-        let begun = self.begin(call).await.map_err(|t| t.to_string())?;
-        let sent = Instant::now();
-        let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
-        if !head.status.is_success() {
-            let body = exchange.rest(PATIENCE).await.unwrap_or_default();
-            return Err(format!(
-                "answered {}: {}",
-                head.status.as_u16(),
-                said(&body)
-            ));
-        }
-        let within = within.saturating_sub(sent.elapsed());
-        exchange
-            .deltas(1, within)
-            .await
-            .map_err(|t| t.to_string())?;
+        let (mut exchange, sent) = self.taken(call, within).await?;
+        let left = within.saturating_sub(sent.elapsed());
+        exchange.deltas(1, left).await.map_err(|t| t.to_string())?;
         Ok(sent.elapsed())
     }
 

@@ -181,16 +181,7 @@ impl Probe<'_> {
 
     /// A stream that has begun to generate.
     pub(super) async fn running(&self, call: &Call, within: Duration) -> Result<Exchange, String> {
-        let begun = self.server.begin(call).await.map_err(|t| t.to_string())?;
-        let (mut exchange, head) = begun.head(within).await.map_err(|t| t.to_string())?;
-        if !head.status.is_success() {
-            let body = exchange.rest(PATIENCE).await.unwrap_or_default();
-            return Err(format!(
-                "answered {}: {}",
-                head.status.as_u16(),
-                said(&body)
-            ));
-        }
+        let (mut exchange, _) = self.server.taken(call, within).await?;
         let more = exchange
             .deltas(1, within)
             .await
