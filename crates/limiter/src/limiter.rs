@@ -82,14 +82,11 @@ impl Limiter {
     /// # Errors
     ///
     /// If the queue is full, by count or by bytes, or the limiter is closed.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "an ask is one call's; its label is dropped outside the lock"
-    )]
-    pub fn offer(&self, ask: Ask) -> Result<Place, Rejected> {
+    pub fn offer(&self, mut ask: Ask) -> Result<Place, Rejected> {
         let terms = self.terms(&ask);
         let (mut ledger, _) = self.shared.now();
-        let admitted = ledger.offer(&ask, &terms)?;
+        // The label of one that is turned away is dropped outside the lock, with its ask.
+        let admitted = ledger.offer(&mut ask, &terms)?;
         drop(ledger);
         admitted.wakes.wake();
         Ok(Place::new(self.handle(admitted.key), admitted.started))
@@ -101,16 +98,16 @@ impl Limiter {
     /// Advisory: the answer may have changed by the time the offer is made.
     #[must_use]
     pub fn would_reject(&self, bytes: u64) -> Option<Rejected> {
-        self.would_reject_ask(&Ask {
-            bytes,
-            ..Ask::default()
-        })
+        self.would_reject_ask(&Ask::unnamed(bytes))
     }
 
     /// As [`would_reject`](Self::would_reject), for an ask with a flow, a class or a deadline.
     #[must_use]
     pub fn would_reject_ask(&self, ask: &Ask) -> Option<Rejected> {
         let terms = self.terms(ask);
+        if self.shared.lock().starts_at_once(&terms) {
+            return None;
+        }
         let (ledger, _) = self.shared.now();
         ledger.verdict(&terms)
     }

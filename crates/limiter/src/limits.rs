@@ -87,8 +87,8 @@ pub enum LimitsError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ask {
-    /// Names the call in reports of what still runs. Cheap to clone; empty by default.
-    pub label: Arc<str>,
+    /// Names the call in reports of what still runs. Cheap to clone; none by default.
+    pub label: Option<Arc<str>>,
     /// What the caller holds in memory while it is queued, in bytes.
     pub bytes: u64,
     /// How many slots it takes: one by default. A call heavier than the limit takes the whole limit. The
@@ -246,9 +246,21 @@ impl Ask {
     #[must_use]
     pub fn new(label: impl Into<Arc<str>>, bytes: u64) -> Self {
         Self {
-            label: label.into(),
+            label: Some(label.into()),
+            ..Self::unnamed(bytes)
+        }
+    }
+
+    /// A call that reports show by its number alone.
+    #[must_use]
+    pub fn unnamed(bytes: u64) -> Self {
+        Self {
+            label: None,
             bytes,
-            ..Self::default()
+            weight: NonZeroU32::MIN,
+            flow: 0,
+            class: Class::default(),
+            deadline: None,
         }
     }
 
@@ -283,14 +295,7 @@ impl Ask {
 
 impl Default for Ask {
     fn default() -> Self {
-        Self {
-            label: Arc::default(),
-            bytes: 0,
-            weight: NonZeroU32::MIN,
-            flow: 0,
-            class: Class::default(),
-            deadline: None,
-        }
+        Self::unnamed(0)
     }
 }
 

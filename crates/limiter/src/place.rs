@@ -40,6 +40,21 @@ impl Place {
         }
     }
 
+    /// The call, if its slot was free when it was offered: nothing is to be waited for.
+    ///
+    /// # Errors
+    ///
+    /// The place in the queue, to be awaited. What has come free meanwhile shows there.
+    pub fn claim(mut self) -> Result<Started, Self> {
+        match self.call.take() {
+            Some(call) if call.started => Ok(Started::new(call.handle, Duration::ZERO)),
+            call => {
+                self.call = call;
+                Err(self)
+            }
+        }
+    }
+
     /// Gives up because the deadline has passed, counted as `left.deadline`.
     ///
     /// If a slot was granted in the same instant, the call has started after all: it is returned and

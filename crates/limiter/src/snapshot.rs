@@ -149,6 +149,8 @@ pub struct Snapshot {
     pub oldest_running: Option<Duration>,
     /// How long ago the waiter of the longest abandoned running call left.
     pub oldest_abandoned: Option<Duration>,
+    /// How long ago the local work of the longest lingering call ended.
+    pub oldest_lingering: Option<Duration>,
     /// The integral of `queued` over time.
     pub queued_time: Duration,
     /// The integral of `running` over time.
@@ -164,7 +166,7 @@ pub struct RunningCall {
     /// Unique within the limiter.
     pub id: u64,
     /// [`Ask::label`](crate::Ask::label).
-    pub label: Arc<str>,
+    pub label: Option<Arc<str>>,
     /// How many slots it holds.
     pub weight: usize,
     /// Since it got its slot.

@@ -414,7 +414,7 @@ mod tests {
         let report = drain.await.expect("a report");
         assert_eq!(report.sent_away, 0);
         assert_eq!(report.still_running.len(), 1);
-        assert_eq!(&*report.still_running[0].label, "second");
+        assert_eq!(report.still_running[0].label.as_deref(), Some("second"));
         drop(second);
         let report = limiter.drain(Instant::now() + SECOND).await;
         assert!(report.still_running.is_empty());

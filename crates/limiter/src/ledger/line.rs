@@ -12,7 +12,7 @@
 //! A flow is forgotten as soon as it holds nothing and owes nothing, so there are never more flows than
 //! calls plus debtors, and debts last only while others wait.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::arena::{Arena, Key, List};
 use crate::limits::{Class, Limits};
@@ -22,13 +22,11 @@ use super::Call;
 /// A class that waits gets at least one of so many slots.
 const FLOOR_EVERY: u32 = 10;
 
-/// Below this many flows their storage is not shrunk.
-const KEEP: usize = 64;
-
 #[derive(Debug)]
 pub(super) struct Line {
     flows: Arena<Flow>,
-    names: HashMap<(Class, u64), Key>,
+    /// A tree: it hashes nothing, and its storage follows the number of flows down.
+    names: BTreeMap<(Class, u64), Key>,
     ranks: [Rank; Class::ALL.len()],
     turns: u64,
     /// The most calls of a flow that hold slots, and of abandoned ones among them.
@@ -75,7 +73,7 @@ impl Line {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             flows: Arena::new(),
-            names: HashMap::new(),
+            names: BTreeMap::new(),
             ranks: Default::default(),
             turns: 0,
             most_held: limits.flow_limit.get(),
@@ -290,11 +288,12 @@ impl Line {
             return;
         };
         let rank = &mut self.ranks[flow.class as usize];
-        let waits = rank.waiting.remove(&(flow.spent, flow.turn, key));
-        flow.spent = spend(flow.spent);
-        if waits {
-            rank.waiting.insert((flow.spent, flow.turn, key));
+        let spent = spend(flow.spent);
+        if flow.waits && spent != flow.spent {
+            rank.waiting.remove(&(flow.spent, flow.turn, key));
+            rank.waiting.insert((spent, flow.turn, key));
         }
+        flow.spent = spent;
     }
 
     /// A flow that held nothing is about to hold something.
@@ -324,14 +323,6 @@ impl Line {
         self.forgive(key);
     }
 
-    /// Storage follows the number of flows down.
-    fn give_back(&mut self) {
-        let (len, capacity) = (self.names.len(), self.names.capacity());
-        if capacity > KEEP && len < capacity / 8 {
-            self.names.shrink_to((2 * len).max(KEEP));
-        }
-    }
-
     /// Forgets the flows of a class that owe nothing: all that rest, if nobody waits.
     fn forgive(&mut self, of: Key) {
         let Some(class) = self.flows.get(of).map(|flow| flow.class) else {
@@ -347,7 +338,6 @@ impl Line {
                 self.names.remove(&(flow.class, flow.name));
             }
         }
-        self.give_back();
     }
 }
 
@@ -356,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storage_follows_the_number_of_flows_down() {
+    fn flows_that_owe_nothing_are_forgotten() {
         let mut line = Line::new(&Limits::new(std::num::NonZeroUsize::MIN));
         let flows: Vec<Key> = (0..10_000)
             .map(|name| {
@@ -368,11 +358,6 @@ mod tests {
         for flow in flows {
             line.ended(flow, 1, 1, true);
         }
-        assert_eq!(line.flows(), 0);
-        assert!(
-            line.names.capacity() <= 2 * KEEP,
-            "{}",
-            line.names.capacity()
-        );
+        assert_eq!((line.flows(), line.names.len()), (0, 0));
     }
 }

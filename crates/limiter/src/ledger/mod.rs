@@ -70,7 +70,7 @@ pub(crate) struct Ledger {
 
 #[derive(Debug)]
 struct Call {
-    label: Arc<str>,
+    label: Option<Arc<str>>,
     bytes: u64,
     /// Slots asked for; once started, slots held.
     weight: usize,
@@ -102,7 +102,8 @@ enum State {
     /// Out of the queue without a slot; the entry tells the waiter why and goes with it.
     SentAway(Leave),
     Running,
-    Lingering(Outcome),
+    /// And since when.
+    Lingering(Outcome, Micros),
 }
 
 /// What a waiter finds when it looks after its call.
@@ -134,7 +135,7 @@ pub(crate) enum Departure {
 /// Labels and wakers of a call that is gone, handed out so that nothing of it is dropped under the lock.
 #[derive(Debug)]
 pub(crate) struct Remains {
-    _label: Arc<str>,
+    _label: Option<Arc<str>>,
     _waker: Option<Waker>,
 }
 
@@ -292,6 +293,13 @@ impl Ledger {
         Some(self.now - call.since)
     }
 
+    fn lingering_for(&self) -> Option<Micros> {
+        match self.calls.get(self.lingering.front(&self.calls)?)?.state {
+            State::Lingering(_, since) => Some(self.now - since),
+            _ => None,
+        }
+    }
+
     fn running_for(&self) -> Option<Micros> {
         let call = self.calls.get(self.running.front(&self.calls)?)?;
         Some(self.now - call.began)
@@ -333,6 +341,7 @@ impl Ledger {
             oldest_queued: self.since_front(&self.queue).map(duration),
             oldest_running: self.running_for().map(duration),
             oldest_abandoned: self.since_front(&self.abandoned).map(duration),
+            oldest_lingering: self.lingering_for().map(duration),
             queued_time: duration(tally.queued_micros),
             running_time: duration(tally.running_micros),
             abandoned_time: duration(tally.abandoned_micros),

@@ -1,5 +1,6 @@
 //! The queue: from the offer to the slot, or to the leaving of it.
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -34,9 +35,13 @@ pub(crate) struct Admitted {
 impl Ledger {
     /// Whether an offer on these terms would be turned down now.
     pub(crate) fn verdict(&self, terms: &Terms) -> Option<Rejected> {
-        if !self.closed && self.starts_at_once(terms) {
+        if self.starts_at_once(terms) {
             return None;
         }
+        self.refusal(terms)
+    }
+
+    fn refusal(&self, terms: &Terms) -> Option<Rejected> {
         let reason = self.obstacle(terms)?;
         Some(Rejected {
             reason,
@@ -83,22 +88,22 @@ impl Ledger {
     }
 
     /// Takes an offer: with a slot at once or with a place in the queue.
-    pub(crate) fn offer(&mut self, ask: &Ask, terms: &Terms) -> Result<Admitted, Rejected> {
+    pub(crate) fn offer(&mut self, ask: &mut Ask, terms: &Terms) -> Result<Admitted, Rejected> {
         self.tally.offered += 1;
-        if let Some(rejected) = self.verdict(terms) {
+        let starts = self.starts_at_once(terms);
+        if !starts && let Some(rejected) = self.refusal(terms) {
             self.tally.rejected(rejected.reason);
             return Err(rejected);
         }
-        Ok(self.admit(ask, terms))
+        Ok(self.admit(ask.label.take(), terms, starts))
     }
 
-    fn admit(&mut self, ask: &Ask, terms: &Terms) -> Admitted {
+    fn admit(&mut self, label: Option<Arc<str>>, terms: &Terms, starts: bool) -> Admitted {
         let mut wakes = Wakes::default();
         self.tally.admitted += 1;
-        let starts = self.starts_at_once(terms);
         let flow = self.line.flow(terms.class, terms.flow);
         let key = self.calls.insert(Call {
-            label: ask.label.clone(),
+            label,
             bytes: terms.bytes,
             weight: terms.weight,
             class: terms.class,
@@ -139,8 +144,9 @@ impl Ledger {
         terms.deadline.min(self.now.saturating_add(queue_time))
     }
 
-    fn starts_at_once(&self, terms: &Terms) -> bool {
-        !self.line.waits() && self.fits(terms.weight) && !self.is_capped(terms)
+    /// Whether a call on these terms gets its slot without a place in the queue. No time plays a part in that.
+    pub(crate) fn starts_at_once(&self, terms: &Terms) -> bool {
+        !self.closed && !self.line.waits() && self.fits(terms.weight) && !self.is_capped(terms)
     }
 
     /// Whether its flow has as many calls with slots as it may.
@@ -278,7 +284,7 @@ impl Ledger {
                 waited: queued_for,
                 retry_after,
             },
-            State::Running | State::Lingering(_) => Look::Started { queued_for },
+            State::Running | State::Lingering(..) => Look::Started { queued_for },
         };
         (look, Some(waker))
     }
@@ -302,7 +308,7 @@ impl Ledger {
                 }
             }
             State::SentAway(_) => {}
-            State::Running | State::Lingering(_) => {
+            State::Running | State::Lingering(..) => {
                 let queued_for = duration(call.queued_for);
                 return Departure::Running { queued_for };
             }

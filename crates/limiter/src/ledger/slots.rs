@@ -106,7 +106,7 @@ impl Ledger {
         self.tally.lingered += 1;
         let mut unused = None;
         if let Some(call) = self.calls.get_mut(key) {
-            call.state = State::Lingering(outcome);
+            call.state = State::Lingering(outcome, now);
             if attended {
                 call.since = now;
             }
@@ -125,7 +125,7 @@ impl Ledger {
         let Some(call) = self.calls.get(key) else {
             return (wakes, None);
         };
-        let (State::Lingering(outcome), attended) = (call.state, call.attended) else {
+        let (State::Lingering(outcome, _), attended) = (call.state, call.attended) else {
             return (wakes, None);
         };
         self.lingering.unlink(&mut self.calls, key);

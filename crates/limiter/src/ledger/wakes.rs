@@ -23,11 +23,15 @@ impl Wakes {
     }
 
     /// Must be called without the lock: a waker may run its task here and now.
+    #[inline]
     pub(crate) fn wake(self) {
-        if let Some(waker) = self.first {
-            waker.wake();
+        if self.first.is_some() {
+            self.wake_all();
         }
-        for waker in self.more {
+    }
+
+    fn wake_all(self) {
+        for waker in self.first.into_iter().chain(self.more) {
             waker.wake();
         }
     }

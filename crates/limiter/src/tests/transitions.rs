@@ -17,6 +17,22 @@ fn a_slot_free_starts_at_once() {
 }
 
 #[test]
+fn a_slot_that_was_free_can_be_claimed_and_one_that_is_waited_for_cannot() {
+    let rig = Rig::of(1);
+    let first = rig.offer().claim().expect("it has its slot");
+    assert_eq!(first.queued_for, Duration::ZERO);
+    let second = rig.offer().claim().expect_err("it waits for its slot");
+    let now = rig.check();
+    assert_eq!((now.running, now.queued, now.left.caller), (1, 1, 0));
+    first.slot.finish(Ended::Ok);
+    let second = second.claim().expect_err("it has waited, which is told");
+    let second = started(second);
+    let now = rig.check();
+    assert_eq!((now.running, now.unclaimed_total), (1, 0));
+    drop(second);
+}
+
+#[test]
 fn the_slot_stays_with_the_work_when_the_waiter_leaves() {
     let rig = Rig::of(1);
     let Started { waiter, slot, .. } = rig.start();
@@ -406,9 +422,29 @@ fn ages_and_integrals_follow_the_clock() {
         (listed[0].age, listed[0].abandoned_since),
         (5 * SECOND, Some(3 * SECOND))
     );
-    assert_eq!(&*listed[0].label, "call");
+    assert_eq!(listed[0].label.as_deref(), Some("call"));
     drop((slot, queued));
     assert!(rig.limiter.running().is_empty());
+}
+
+/// Of a call whose waiter had left, too, its age among the lingering begins with the lingering.
+#[test]
+fn the_longest_lingering_is_told_from_its_own_beginning() {
+    let rig = Rig::of(2);
+    let first = rig.start();
+    let second = rig.start();
+    drop(first.waiter);
+    rig.clock.advance(2 * SECOND);
+    assert_eq!(rig.check().oldest_lingering, None);
+    let second = second.slot.linger();
+    rig.clock.advance(SECOND);
+    let first = first.slot.linger();
+    rig.clock.advance(SECOND);
+    assert_eq!(rig.check().oldest_lingering, Some(2 * SECOND));
+    drop(second);
+    assert_eq!(rig.check().oldest_lingering, Some(SECOND));
+    drop(first);
+    assert_eq!(rig.check().oldest_lingering, None);
 }
 
 #[test]

@@ -51,6 +51,8 @@ impl World {
             real.oldest_abandoned,
             naive.oldest(away, |call| call.away_since)
         );
+        let oldest = naive.oldest(is(State::Lingering), |call| call.lingers_since);
+        assert_eq!(real.oldest_lingering, oldest);
         self.check_work_and_wakes();
     }
 

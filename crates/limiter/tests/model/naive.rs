@@ -51,6 +51,7 @@ pub(crate) struct Call {
     pub(crate) came: Duration,
     pub(crate) began: Duration,
     pub(crate) away_since: Duration,
+    pub(crate) lingers_since: Duration,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -207,6 +208,7 @@ impl Naive {
             came: self.now,
             began: self.now,
             away_since: self.now,
+            lingers_since: self.now,
         });
     }
 
@@ -301,6 +303,7 @@ impl Naive {
 
     pub(crate) fn linger(&mut self, call: usize, outcome: Ended) {
         self.calls[call].state = State::Lingering;
+        self.calls[call].lingers_since = self.now;
         self.calls[call].outcome = Some(outcome);
         self.totals.lingered += 1;
     }

@@ -141,7 +141,8 @@ impl World {
             .limiter
             .running()
             .iter()
-            .map(|call| call.label.parse().expect("a number"))
+            .map(|call| call.label.as_deref()?.parse().ok())
+            .map(|label| label.expect("a number"))
             .collect();
         let sent_away = |call: &usize| {
             let place = self.hands[*call].place.as_ref();

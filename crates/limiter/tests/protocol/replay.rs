@@ -127,7 +127,8 @@ impl Replay {
         let running = self.limiter.running();
         let mut holding: Vec<usize> = running
             .iter()
-            .map(|call| call.label.parse().expect("a number"))
+            .map(|call| call.label.as_deref()?.parse().ok())
+            .map(|label| label.expect("a number"))
             .collect();
         holding.sort_unstable();
         assert_eq!(holding, state.holding(), "who holds slots");
