@@ -7,7 +7,7 @@ use tidegate::config::{Env, effective, parse};
 libfuzzer_sys::fuzz_target!(|text: &str| {
     let env: Env = [("NAME", "value"), ("TIME", "30s")].into_iter().collect();
     match parse(text, &env) {
-        Err(mistakes) => assert!(!mistakes.0.is_empty() && !mistakes.to_string().is_empty()),
+        Err(mistakes) => assert!(!mistakes.all.is_empty() && !mistakes.to_string().is_empty()),
         Ok(loaded) => {
             let printed = effective::toml(&loaded);
             let config = &loaded.config;

@@ -56,18 +56,23 @@ struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     fn member(&mut self, c: &mut Cursor<'a>, key: &[u8]) -> Result<(), Fault> {
-        match key {
-            b"usage" => self.usage = read_usage(c)?,
-            b"error" => self.error = c.truthy()?,
-            b"object" => self.object = c.string_or_skip()?,
-            b"type" => self.kind = c.string_or_skip()?,
-            b"status" => self.status = c.string_or_skip()?,
-            b"stop_reason" => self.stop = c.string_or_skip()?.is_some(),
-            b"choices" => {
-                self.choices = true;
-                c.array_or_skip(|c| self.choice(c))?;
-            }
-            _ => c.skip()?,
+        if key == b"usage" {
+            self.usage = read_usage(c)?;
+        } else if key == b"error" {
+            self.error = c.truthy()?;
+        } else if key == b"object" {
+            self.object = c.string_or_skip()?;
+        } else if key == b"type" {
+            self.kind = c.string_or_skip()?;
+        } else if key == b"status" {
+            self.status = c.string_or_skip()?;
+        } else if key == b"stop_reason" {
+            self.stop = c.string_or_skip()?.is_some();
+        } else if key == b"choices" {
+            self.choices = true;
+            c.array_or_skip(|c| self.choice(c))?;
+        } else {
+            c.skip()?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use crate::Dialect;
 use crate::json::{Cursor, Fault, Kind};
+use crate::pattern::{Means, Pattern, Values};
 use crate::sse::Block;
 use crate::stream::{Facts, StreamError, Terminal};
 use crate::text::{clip, decode};
@@ -12,26 +13,31 @@ use crate::watch::Watch;
 const MESSAGE_LIMIT: usize = 1024;
 
 /// Reads events of one stream in order.
+// In this order: see `StreamScanner`.
+#[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Inspector {
+    /// Of the last event that says only that there is a text.
+    pattern: Pattern,
+    /// The highest `sequence_number` of a Responses stream.
+    sequence: Option<u64>,
     dialect: Dialect,
     /// No event block has been read yet.
     first: bool,
     content_seen: bool,
     /// Anthropic reports usage in two places; the sum of both is the state.
     usage: RawUsage,
-    /// The highest `sequence_number` of a Responses stream.
-    sequence: Option<u64>,
 }
 
 impl Inspector {
-    pub(crate) const fn new(dialect: Dialect) -> Self {
+    pub(crate) fn new(dialect: Dialect) -> Self {
         Self {
+            pattern: Pattern::default(),
+            sequence: None,
             dialect,
             first: true,
             content_seen: false,
             usage: RawUsage::NONE,
-            sequence: None,
         }
     }
 
@@ -39,9 +45,21 @@ impl Inspector {
         self.sequence.map(|n| n.saturating_add(1))
     }
 
-    /// The facts of one whole event, its blank line included or not.
-    pub(crate) fn event(&mut self, bytes: &[u8]) -> Facts {
-        let block = Block::read(bytes, std::mem::replace(&mut self.first, false));
+    /// The length of the event that starts here, if it is no longer than `most`, as others before it, and known without being read to be
+    /// [`Facts::TEXT`].
+    #[inline]
+    pub(crate) fn another_text(&mut self, bytes: &[u8], most: usize) -> Option<usize> {
+        let alike = self.pattern.find(bytes).filter(|alike| alike.len <= most)?;
+        if self.dialect == Dialect::Responses {
+            self.sequence = self.sequence.max(alike.sequence);
+        }
+        Some(alike.len)
+    }
+
+    /// The facts of one whole event, its blank line included or not. `one_line`: it is known to be a single line.
+    pub(crate) fn event(&mut self, bytes: &[u8], one_line: bool) -> Facts {
+        let first = std::mem::replace(&mut self.first, false);
+        let block = Block::read(bytes, first, one_line);
         let Some(data) = block.data.as_deref().map(<[u8]>::trim_ascii) else {
             return Facts::default();
         };
@@ -56,10 +74,14 @@ impl Inspector {
             };
         }
         let mut cursor = Cursor::new(data);
-        match Seen::read(&mut cursor) {
-            Ok(seen) => {
+        let mut seen = Seen::default();
+        match seen.read(&mut cursor) {
+            Ok(()) => {
                 let mut facts = self.judge(block.name, &seen);
                 facts.malformed = u32::from(cursor.odd);
+                if facts == Facts::TEXT && !first {
+                    self.keep(bytes, data, seen.values);
+                }
                 facts
             }
             Err(_) if block.name == b"error" => Facts {
@@ -77,6 +99,15 @@ impl Inspector {
                 malformed: 1,
                 ..Facts::default()
             },
+        }
+    }
+
+    /// Keeps an event for [`another_text`](Self::another_text). `data`, in which the values stand, is a part of it, unless it came in several
+    /// lines.
+    fn keep(&mut self, event: &[u8], data: &[u8], values: Values) {
+        let at = data.as_ptr().addr().checked_sub(event.as_ptr().addr());
+        if let Some(at) = at.filter(|at| at + data.len() <= event.len()) {
+            self.pattern.keep(event, values.moved(at));
         }
     }
 
@@ -209,6 +240,19 @@ fn text(raw: Option<&[u8]>) -> String {
     clip(&decode(raw.unwrap_or_default()), MESSAGE_LIMIT).to_owned()
 }
 
+/// A field of a choice's `delta` that is an answer's text, or stands for it.
+fn says_something(key: &[u8]) -> bool {
+    key == b"content"
+        || key == b"reasoning"
+        || key == b"reasoning_content"
+        || key == b"tool_calls"
+        || key == b"refusal"
+        || key == b"function_call"
+        || key == b"audio"
+        || key == b"reasoning_details"
+        || key == b"thinking"
+}
+
 /// The fields of an event's JSON that some dialect acts on.
 #[derive(Debug, Default)]
 pub(crate) struct Seen<'a> {
@@ -232,37 +276,62 @@ pub(crate) struct Seen<'a> {
     pub(crate) message: Option<&'a [u8]>,
     pub(crate) code: Option<String>,
     pub(crate) sequence: Option<u64>,
+    /// Those of which nothing is asked but whether they say something, or not even that.
+    pub(crate) values: Values,
 }
 
 impl<'a> Seen<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Fault> {
-        let mut seen = Self::default();
-        cursor.object(|c, key| seen.member(c, key))?;
-        cursor.end()?;
-        Ok(seen)
+    /// Steps over a value and tells whether it says something.
+    #[inline]
+    fn says(&mut self, c: &mut Cursor<'a>) -> Result<bool, Fault> {
+        let string = c.peek() == Some(b'"');
+        let start = c.pos();
+        let says = c.truthy()?;
+        if says && string {
+            self.values.note(start, c.pos(), Means::Text);
+        }
+        Ok(says)
+    }
+
+    fn read(&mut self, cursor: &mut Cursor<'a>) -> Result<(), Fault> {
+        cursor.object(|c, key| self.member(c, key))?;
+        cursor.end()
     }
 
     fn member(&mut self, c: &mut Cursor<'a>, key: &'a [u8]) -> Result<(), Fault> {
-        match key {
-            b"choices" => {
-                let mut any = false;
-                let listed = c.array_or_skip(|c| {
-                    any = true;
-                    self.choice(c)
-                })?;
-                self.choices_empty = listed && !any;
-            }
-            b"usage" => self.usage = read_usage(c)?,
-            b"error" => self.error = read_error(c)?,
-            b"type" => self.kind = c.string_or_skip()?,
-            b"object" => self.object_error = c.string_or_skip()? == Some(b"error"),
-            b"delta" => self.delta(c)?,
-            b"content_block" => self.content_block(c)?,
-            b"message" | b"response" if c.kind()? == Kind::Object => self.inner(c)?,
-            b"message" => self.message = c.string_or_skip()?,
-            b"code" => self.code = scalar(c)?,
-            b"sequence_number" => self.sequence = c.whole_number()?,
-            _ => c.skip()?,
+        if key == b"choices" {
+            let mut any = false;
+            let listed = c.array_or_skip(|c| {
+                any = true;
+                self.choice(c)
+            })?;
+            self.choices_empty = listed && !any;
+        } else if key == b"usage" {
+            self.usage = read_usage(c)?;
+        } else if key == b"error" {
+            self.error = read_error(c)?;
+        } else if key == b"type" {
+            self.kind = c.string_or_skip()?;
+        } else if key == b"object" {
+            self.object_error = c.string_or_skip()? == Some(b"error");
+        } else if key == b"delta" {
+            self.delta(c)?;
+        } else if key == b"content_block" {
+            self.content_block(c)?;
+        } else if key == b"message" || key == b"response" {
+            self.inner(c, key)?;
+        } else if key == b"code" {
+            self.code = scalar(c)?;
+        } else if key == b"sequence_number" {
+            c.peek();
+            let start = c.pos();
+            self.sequence = c.whole_number()?;
+            self.values.note(start, c.pos(), Means::Sequence);
+        } else {
+            c.peek();
+            let start = c.pos();
+            c.skip()?;
+            self.values.note(start, c.pos(), Means::Nothing);
         }
         Ok(())
     }
@@ -270,26 +339,21 @@ impl<'a> Seen<'a> {
     fn choice(&mut self, c: &mut Cursor<'a>) -> Result<(), Fault> {
         let mut says = false;
         c.object_or_skip(|c, key| {
-            match key {
-                b"delta" => {
-                    c.object_or_skip(|c, key| {
-                        match key {
-                            b"content" | b"reasoning" | b"reasoning_content" | b"tool_calls"
-                            | b"refusal" | b"function_call" | b"audio" | b"reasoning_details"
-                            | b"thinking" => {
-                                says |= c.truthy()?;
-                            }
-                            _ => c.skip()?,
-                        }
-                        Ok(())
-                    })?;
-                }
-                b"text" => says |= c.truthy()?,
-                b"finish_reason" => {
-                    self.choice_finished |=
-                        c.string_or_skip()?.is_some_and(|reason| reason != b"error");
-                }
-                _ => c.skip()?,
+            if key == b"delta" {
+                c.object_or_skip(|c, key| {
+                    if says_something(key) {
+                        says |= self.says(c)?;
+                        return Ok(());
+                    }
+                    c.skip()
+                })?;
+            } else if key == b"text" {
+                says |= self.says(c)?;
+            } else if key == b"finish_reason" {
+                self.choice_finished |=
+                    c.string_or_skip()?.is_some_and(|reason| reason != b"error");
+            } else {
+                c.skip()?;
             }
             Ok(())
         })?;
@@ -299,12 +363,12 @@ impl<'a> Seen<'a> {
 
     fn delta(&mut self, c: &mut Cursor<'a>) -> Result<(), Fault> {
         if c.kind()? == Kind::String {
-            self.delta = !c.string()?.is_empty();
+            self.delta = self.says(c)?;
             return Ok(());
         }
         c.object_or_skip(|c, key| {
             match key {
-                b"text" | b"thinking" | b"partial_json" => self.delta |= c.truthy()?,
+                b"text" | b"thinking" | b"partial_json" => self.delta |= self.says(c)?,
                 b"stop_reason" => self.stop = c.string_or_skip()?.is_some(),
                 _ => c.skip()?,
             }
@@ -329,7 +393,15 @@ impl<'a> Seen<'a> {
         .map(|_| ())
     }
 
-    fn inner(&mut self, c: &mut Cursor<'a>) -> Result<(), Fault> {
+    /// The value of `message` or `response`.
+    fn inner(&mut self, c: &mut Cursor<'a>, key: &[u8]) -> Result<(), Fault> {
+        if c.kind()? != Kind::Object {
+            let text = c.string_or_skip()?;
+            if key == b"message" {
+                self.message = text;
+            }
+            return Ok(());
+        }
         c.object(|c, key| {
             match key {
                 b"usage" => self.inner_usage = read_usage(c)?,

@@ -37,6 +37,7 @@ mod envelope;
 mod inspect;
 mod json;
 mod models;
+mod pattern;
 mod request;
 mod shown;
 mod sse;

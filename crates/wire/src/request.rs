@@ -130,7 +130,10 @@ pub fn peek(body: &Bytes, dialect: Dialect) -> Result<Peek, PeekError> {
 }
 
 fn read(body: &[u8], dialect: Dialect) -> Result<Peek, Refusal> {
-    if let Err(error) = std::str::from_utf8(body) {
+    // Most bodies are ASCII, which is seen in larger steps than characters.
+    if !body.is_ascii()
+        && let Err(error) = std::str::from_utf8(body)
+    {
         let what = "the request body is not UTF-8; encode it as UTF-8".to_owned();
         return Err(Refusal {
             at: error.valid_up_to(),
@@ -156,11 +159,87 @@ fn read(body: &[u8], dialect: Dialect) -> Result<Peek, Refusal> {
     reader.spans.top_empty = true;
     cursor.object(|c, key| {
         reader.spans.top_empty = false;
-        reader.member(c, &text::key(key))
+        reader.member(c, key)
     })?;
     cursor.end()?;
     Ok(reader.done())
 }
+
+/// A field that the gateway acts on.
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Model,
+    Stream,
+    Background,
+    /// By its name in this dialect.
+    MaxTokens(&'static str),
+    /// OpenAI's older name, and Anthropic's only one; the newer one wins.
+    OlderMaxTokens,
+    Options,
+}
+
+impl Field {
+    /// The field of this dialect that a key of the body names.
+    fn of(dialect: Dialect, key: &[u8]) -> Option<Self> {
+        if key == b"model" {
+            return Some(Self::Model);
+        }
+        if key == b"stream" {
+            return Some(Self::Stream);
+        }
+        match dialect {
+            Dialect::OpenAi if key == b"max_tokens" => Some(Self::OlderMaxTokens),
+            Dialect::OpenAi if key == b"max_completion_tokens" => {
+                Some(Self::MaxTokens("max_completion_tokens"))
+            }
+            Dialect::OpenAi if key == b"stream_options" => Some(Self::Options),
+            Dialect::Responses if key == b"background" => Some(Self::Background),
+            Dialect::Responses if key == b"max_output_tokens" => {
+                Some(Self::MaxTokens("max_output_tokens"))
+            }
+            Dialect::Anthropic if key == b"max_tokens" => Some(Self::OlderMaxTokens),
+            _ => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Stream => "stream",
+            Self::Background => "background",
+            Self::MaxTokens(name) => name,
+            Self::OlderMaxTokens => "max_tokens",
+            Self::Options => "stream_options",
+        }
+    }
+
+    /// Its bit among the fields seen.
+    const fn bit(self) -> u8 {
+        1 << match self {
+            Self::Model => 0,
+            Self::Stream => 1,
+            Self::Background => 2,
+            Self::MaxTokens(_) => 3,
+            Self::OlderMaxTokens => 4,
+            Self::Options => 5,
+        }
+    }
+}
+
+/// The field within [`Field::Options`], and its bit.
+const INCLUDE_USAGE: (&str, u8) = ("stream_options.include_usage", 1 << 6);
+
+/// What servers refuse in a stream, or answer otherwise in one, beside `stream_options`. `best_of` picks among finished answers; an echo comes
+/// with log-probabilities of the prompt that a stream leaves out; sound is encoded as a whole; `stream_options` without `stream` is an error
+/// that the server words.
+const ONE_PIECE: [&str; 6] = [
+    "best_of",
+    "echo",
+    "prompt_logprobs",
+    "use_beam_search",
+    "audio",
+    "modalities",
+];
 
 #[derive(Debug)]
 struct Reader {
@@ -170,24 +249,12 @@ struct Reader {
     include_usage: Option<bool>,
     background: Option<bool>,
     max_tokens: Option<u64>,
-    /// OpenAI's older name; the newer one wins.
-    max_tokens_old: Option<u64>,
+    older_max_tokens: Option<u64>,
     one_piece: Option<&'static str>,
-    seen: Vec<&'static str>,
+    /// The bits of fields seen.
+    seen: u8,
     spans: Spans,
 }
-
-/// What servers refuse in a stream, or answer otherwise in one. `best_of` picks among finished answers; an echo comes with log-probabilities
-/// of the prompt that a stream leaves out; sound is encoded as a whole; `stream_options` without `stream` is an error that the server words.
-const ONE_PIECE: [&str; 7] = [
-    "best_of",
-    "echo",
-    "prompt_logprobs",
-    "use_beam_search",
-    "audio",
-    "modalities",
-    "stream_options",
-];
 
 impl Reader {
     fn new(dialect: Dialect) -> Self {
@@ -198,9 +265,9 @@ impl Reader {
             include_usage: None,
             background: None,
             max_tokens: None,
-            max_tokens_old: None,
+            older_max_tokens: None,
             one_piece: None,
-            seen: Vec::new(),
+            seen: 0,
             spans: Spans {
                 has_options: dialect == Dialect::OpenAi,
                 ..Spans::default()
@@ -214,85 +281,71 @@ impl Reader {
             stream: self.stream.unwrap_or(false),
             include_usage: self.include_usage,
             background: self.background.unwrap_or(false),
-            max_tokens: self.max_tokens.or(self.max_tokens_old),
+            max_tokens: self.max_tokens.or(self.older_max_tokens),
             one_piece: self.one_piece,
             spans: self.spans,
         }
     }
 
-    /// The field of this dialect that a key names.
-    fn field(&self, key: &[u8]) -> Option<&'static str> {
-        let words: &[&'static str] = match self.dialect {
-            Dialect::OpenAi => &[
-                "model",
-                "stream",
-                "stream_options",
-                "max_completion_tokens",
-                "max_tokens",
-            ],
-            Dialect::Responses => &["model", "stream", "background", "max_output_tokens"],
-            Dialect::Anthropic => &["model", "stream", "max_tokens"],
-        };
-        words.iter().copied().find(|word| key == word.as_bytes())
+    fn member(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
+        match Field::of(self.dialect, key) {
+            Some(field) => self.field(c, field),
+            None if key.contains(&b'\\') => {
+                let key = text::key(key);
+                match Field::of(self.dialect, &key) {
+                    Some(field) => self.field(c, field),
+                    None => self.other(c, &key),
+                }
+            }
+            None => self.other(c, key),
+        }
     }
 
-    fn member(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
-        self.note_one_piece(&mut c.clone(), key)?;
-        let Some(field) = self.field(key) else {
-            return Ok(c.skip()?);
-        };
+    fn field(&mut self, c: &mut Cursor<'_>, field: Field) -> Result<(), Refusal> {
+        // An empty object is said, too.
+        if matches!(field, Field::Options) && c.kind()? != Kind::Null {
+            self.one_piece = Some(field.name());
+        }
         c.peek();
         let start = c.pos();
-        self.once(field, start)?;
+        self.once(field.name(), field.bit(), start)?;
         match field {
-            "model" => self.model(c),
-            "stream" => {
-                self.stream = flag(c, field)?;
+            Field::Model => self.model(c)?,
+            Field::Stream => {
+                self.stream = flag(c, field.name())?;
                 self.spans.stream = Some(start..c.pos());
-                Ok(())
             }
-            "background" => {
-                self.background = flag(c, field)?;
-                Ok(())
-            }
-            "stream_options" => self.options(c),
-            "max_tokens" => {
-                self.max_tokens_old = count(c, field)?;
-                Ok(())
-            }
-            _ => {
-                self.max_tokens = count(c, field)?;
-                Ok(())
-            }
-        }
-    }
-
-    /// Takes note of a field that needs an answer in one piece, if it says so. The cursor is a look ahead.
-    fn note_one_piece(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
-        if self.dialect != Dialect::OpenAi {
-            return Ok(());
-        }
-        let Some(field) = ONE_PIECE.iter().find(|word| key == word.as_bytes()) else {
-            return Ok(());
-        };
-        let harmless = match *field {
-            "best_of" => c.whole_number()?.is_none_or(|n| n <= 1),
-            "modalities" => c.value()?.windows(5).all(|word| word != b"audio"),
-            // An empty object is said, too.
-            "stream_options" | "prompt_logprobs" => c.kind()? == Kind::Null,
-            _ => !c.truthy()?,
-        };
-        if !harmless {
-            self.one_piece = Some(field);
+            Field::Background => self.background = flag(c, field.name())?,
+            Field::MaxTokens(name) => self.max_tokens = count(c, name)?,
+            Field::OlderMaxTokens => self.older_max_tokens = count(c, field.name())?,
+            Field::Options => self.options(c)?,
         }
         Ok(())
     }
 
-    fn once(&mut self, field: &'static str, at: usize) -> Result<(), Refusal> {
-        if self.seen.contains(&field) {
-            return Err(Refusal::field(at, field, "comes twice; send it once"));
+    /// Takes note of a field that needs an answer in one piece, if it says so.
+    fn other(&mut self, c: &mut Cursor<'_>, key: &[u8]) -> Result<(), Refusal> {
+        let word = ONE_PIECE.iter().find(|word| key == word.as_bytes());
+        let Some(word) = word.filter(|_| self.dialect == Dialect::OpenAi) else {
+            return Ok(c.skip()?);
+        };
+        let harmless = match *word {
+            "best_of" => c.whole_number()?.is_none_or(|n| n <= 1),
+            "modalities" => c.value()?.windows(5).all(|word| word != b"audio"),
+            "prompt_logprobs" => c.value()? == b"null",
+            _ => !c.truthy()?,
+        };
+        if !harmless {
+            self.one_piece = Some(word);
         }
-        self.seen.push(field);
+        Ok(())
+    }
+
+    fn once(&mut self, name: &'static str, bit: u8, at: usize) -> Result<(), Refusal> {
+        if self.seen & bit != 0 {
+            return Err(Refusal::field(at, name, "comes twice; send it once"));
+        }
+        self.seen |= bit;
         Ok(())
     }
 
@@ -302,6 +355,13 @@ impl Reader {
         self.spans.model = Some(start..c.pos());
         match kind {
             Kind::Null => Ok(()),
+            Kind::String if !raw.contains(&b'\\') => {
+                let [_, text @ .., _] = raw else {
+                    return Ok(());
+                };
+                self.model = std::str::from_utf8(text).ok().map(str::to_owned);
+                Ok(())
+            }
             Kind::String => {
                 let text = serde_json::from_slice::<String>(raw).map_err(|_| {
                     Refusal::field(
@@ -333,8 +393,9 @@ impl Reader {
                     }
                     c.peek();
                     let start = c.pos();
-                    self.once("stream_options.include_usage", start)?;
-                    self.include_usage = flag(c, "stream_options.include_usage")?;
+                    let (name, bit) = INCLUDE_USAGE;
+                    self.once(name, bit, start)?;
+                    self.include_usage = flag(c, name)?;
                     include_usage = Some(start..c.pos());
                     Ok::<(), Refusal>(())
                 })?;

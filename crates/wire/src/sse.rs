@@ -14,6 +14,10 @@ pub(crate) struct Boundaries {
     after_cr: bool,
     /// The stream has shown a CRLF: a CR alone is probably half of one.
     crlf: bool,
+    /// Lines of the current event.
+    lines: usize,
+    /// The event that ended last was a single line, as nearly all are.
+    one_line: bool,
 }
 
 impl Boundaries {
@@ -22,7 +26,14 @@ impl Boundaries {
             line_empty: true,
             after_cr: false,
             crlf: false,
+            lines: 0,
+            one_line: false,
         }
+    }
+
+    /// The event that ended last was a single line.
+    pub(crate) const fn one_line(&self) -> bool {
+        self.one_line
     }
 
     /// The last byte was a CR, and from what this stream did so far an LF is to be expected.
@@ -47,9 +58,16 @@ impl Boundaries {
         let mut at = usize::from(self.take_lf(bytes));
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
-            let Some(run) = memchr2(b'\n', b'\r', rest) else {
-                self.line_empty &= rest.is_empty();
-                return None;
+            // The blank line behind a line is seen without a search.
+            let run = match rest {
+                [b'\n' | b'\r', ..] => 0,
+                _ => match memchr2(b'\n', b'\r', rest) {
+                    Some(run) => run,
+                    None => {
+                        self.line_empty &= rest.is_empty();
+                        return None;
+                    }
+                },
             };
             self.line_empty &= run == 0;
             at += run + 1;
@@ -64,9 +82,12 @@ impl Boundaries {
                 }
             }
             if self.line_empty {
+                self.one_line = self.lines == 1;
+                self.lines = 0;
                 return Some(at);
             }
             self.line_empty = true;
+            self.lines += 1;
         }
     }
 }
@@ -81,14 +102,21 @@ pub(crate) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Reads one event. `first`: it opens the stream and may start with a byte order mark.
+    /// Reads one event. `first`: it opens the stream and may start with a byte order mark. `one_line`: it is known to be a single line.
     #[inline]
-    pub(crate) fn read(bytes: &'a [u8], first: bool) -> Self {
+    pub(crate) fn read(bytes: &'a [u8], first: bool, one_line: bool) -> Self {
         let mut rest = match bytes.strip_prefix(BOM) {
             Some(tail) if first => tail,
             _ => bytes,
         };
         let mut block = Self::default();
+        if one_line {
+            while let [line @ .., b'\n' | b'\r'] = rest {
+                rest = line;
+            }
+            block.line(rest);
+            return block;
+        }
         while !rest.is_empty() {
             let end = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
             let (line, tail) = rest.split_at_checked(end).unwrap_or((rest, &[]));
@@ -120,10 +148,11 @@ impl<'a> Block<'a> {
 
 /// The value of a line if it is this field: split at the first colon, one space after it dropped.
 #[inline]
-fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    match line.strip_prefix(name)? {
-        [b':', b' ', value @ ..] | [b':', value @ ..] => Some(value),
-        [] => Some(&[]),
+fn field<'a, const N: usize>(line: &'a [u8], name: &[u8; N]) -> Option<&'a [u8]> {
+    match line.split_first_chunk()? {
+        (start, _) if start != name => None,
+        (_, [b':', b' ', value @ ..] | [b':', value @ ..]) => Some(value),
+        (_, []) => Some(&[]),
         _ => None,
     }
 }

@@ -50,7 +50,7 @@ fn a_cr_at_the_end_of_a_chunk_ends_the_event_and_its_lf_starts_none() {
 #[test]
 fn fields_split_at_the_first_colon_and_lose_one_space() {
     let read = |text: &'static [u8]| {
-        let block = Block::read(text, false);
+        let block = Block::read(text, false, false);
         (block.name, block.data.map(Cow::into_owned))
     };
     assert_eq!(read(b"data: a: b\n\n"), (&b""[..], Some(b"a: b".to_vec())));
@@ -71,10 +71,60 @@ fn fields_split_at_the_first_colon_and_lose_one_space() {
     );
     assert_eq!(read(b"\ndata: 1").1, Some(b"1".to_vec()));
     assert_eq!(
-        Block::read(b"\xEF\xBB\xBFdata: 1\n\n", true)
+        Block::read(b"\xEF\xBB\xBFdata: 1\n\n", true, false)
             .data
             .as_deref(),
         Some(&b"1"[..])
     );
-    assert_eq!(Block::read(b"\xEF\xBB\xBFdata: 1\n\n", false).data, None);
+    assert_eq!(
+        Block::read(b"\xEF\xBB\xBFdata: 1\n\n", false, false).data,
+        None
+    );
+}
+
+#[test]
+fn an_event_of_a_single_line_is_known_as_one_however_it_is_cut() {
+    for (text, single) in [
+        ("data: a\n\n", true),
+        ("data: a\r\n\r\n", true),
+        ("data: a\r\r", true),
+        (": c\n\r\n", true),
+        ("\n", false),
+        ("event: a\ndata: b\n\n", false),
+        ("event: a\r\ndata: b\r\n\r\n", false),
+        ("data: a\ndata: b\ndata: c\n\n", false),
+    ] {
+        for cut in 0..text.len() {
+            let (start, end) = text.as_bytes().split_at(cut);
+            let mut b = Boundaries::new();
+            assert!(b.next(b"a\nb\n\n").is_some() && !b.one_line());
+            assert!(b.next(start).is_some() | b.next(end).is_some());
+            assert_eq!(b.one_line(), single, "{text:?} cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_single_line_is_read_like_any_other() {
+    for line in [
+        "data: a",
+        "data:a",
+        "data",
+        "data: ",
+        "event: x",
+        "datum: 1",
+        ": c",
+        "\u{feff}data: a",
+    ] {
+        for end in ["\n\n", "\r\n\r\n", "\r\r", "\n\r", ""] {
+            let text = format!("{line}{end}");
+            for first in [false, true] {
+                let read = |one_line| {
+                    let block = Block::read(text.as_bytes(), first, one_line);
+                    (block.name, block.data)
+                };
+                assert_eq!(read(true), read(false), "{text:?}");
+            }
+        }
+    }
 }

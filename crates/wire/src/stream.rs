@@ -13,26 +13,25 @@ const HELD_ROOM: usize = 256;
 /// Cuts an upstream's event stream at event boundaries and tells what is in each cut.
 ///
 /// The concatenated bytes of all pieces are the bytes that were pushed, always.
+// In this order: what each chunk touches stands together, as a gateway of many streams finds none of it in the cache.
+#[repr(C)]
 #[derive(Debug)]
 pub struct StreamScanner {
-    /// An event longer than this passes in pieces.
-    event_bytes: usize,
-    /// Pushed and not looked at.
-    input: Few<Bytes>,
-    /// The start of an unfinished event from earlier chunks; already searched.
-    held: BytesMut,
     /// The chunk being looked at.
     chunk: Bytes,
-    /// How the start of `chunk` is to be cut into pieces.
-    ready: Few<Ready>,
-    boundaries: Boundaries,
-    inspector: Inspector,
+    /// The start of an unfinished event from earlier chunks; already searched.
+    held: BytesMut,
+    later: Option<Box<Later>>,
     /// Watches the event being passed, if it is longer than `event_bytes`.
-    oversize: Option<Watch>,
+    oversize: Option<Box<Watch>>,
+    /// An event longer than this passes in pieces.
+    event_bytes: usize,
+    boundaries: Boundaries,
     /// The last whole event was `usage_only`: so is the LF of its CRLF, should that come late.
     usage_only_before: bool,
     /// What was popped last ended an event.
     popped_whole: bool,
+    inspector: Inspector,
 }
 
 #[derive(Debug)]
@@ -42,38 +41,13 @@ struct Ready {
     whole: bool,
 }
 
-/// A queue that rarely holds more than one: the first needs no memory of its own, which would be cold for each chunk of each stream.
-#[derive(Debug)]
-struct Few<T> {
-    first: Option<T>,
-    rest: VecDeque<T>,
-}
-
-impl<T> Default for Few<T> {
-    fn default() -> Self {
-        Self {
-            first: None,
-            rest: VecDeque::new(),
-        }
-    }
-}
-
-impl<T> Few<T> {
-    fn push(&mut self, next: T) {
-        if self.first.is_none() && self.rest.is_empty() {
-            self.first = Some(next);
-        } else {
-            self.rest.push_back(next);
-        }
-    }
-
-    fn pop(&mut self) -> Option<T> {
-        self.first.take().or_else(|| self.rest.pop_front())
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &T> {
-        self.first.iter().chain(&self.rest)
-    }
+/// What waits its turn behind the start of the chunk. Rare: nearly every chunk is one piece, and is taken before the next comes.
+#[derive(Debug, Default)]
+struct Later {
+    /// How the start of the chunk is to be cut into pieces.
+    ready: VecDeque<Ready>,
+    /// Pushed and not looked at.
+    input: VecDeque<Bytes>,
 }
 
 /// What the gateway may send downstream next.
@@ -132,6 +106,19 @@ pub struct StreamError {
 }
 
 impl Facts {
+    /// Those of most events: there is a text, and it is not the first.
+    pub(crate) const TEXT: Self = Self {
+        events: 1,
+        content: false,
+        deltas: 1,
+        finished: false,
+        terminal: None,
+        error: None,
+        usage: None,
+        usage_only: false,
+        malformed: 0,
+    };
+
     fn absorb(&mut self, next: Self) {
         self.events = self.events.saturating_add(next.events);
         self.deltas = self.deltas.saturating_add(next.deltas);
@@ -152,47 +139,84 @@ impl StreamScanner {
     #[must_use]
     pub fn new(dialect: Dialect, event_bytes: usize) -> Self {
         Self {
-            event_bytes,
-            input: Few::default(),
-            held: BytesMut::new(),
             chunk: Bytes::new(),
-            ready: Few::default(),
-            boundaries: Boundaries::new(),
-            inspector: Inspector::new(dialect),
+            held: BytesMut::new(),
+            later: None,
             oversize: None,
+            event_bytes,
+            boundaries: Boundaries::new(),
             usage_only_before: false,
             popped_whole: true,
+            inspector: Inspector::new(dialect),
         }
     }
 
     /// The next bytes from the upstream, cut anywhere.
     pub fn push(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
-            self.input.push(bytes);
+        if self.chunk.is_empty() && self.later.is_none() {
+            self.chunk = bytes;
+        } else if !bytes.is_empty() {
+            self.later.get_or_insert_default().input.push_back(bytes);
         }
     }
 
     /// The next piece that may go downstream. `None`: more bytes are needed.
     pub fn pop(&mut self) -> Option<Piece> {
         loop {
-            if let Some(ready) = self.ready.pop() {
-                let len = ready.len.min(self.chunk.len());
-                self.popped_whole = ready.whole;
-                return Some(Piece {
-                    bytes: self.chunk.split_to(len),
-                    facts: ready.facts,
-                });
+            if self.later.is_some()
+                && let Some(ready) = self.next_in_line()
+            {
+                return Some(self.take(ready));
             }
             if self.chunk.is_empty() {
-                self.chunk = self.input.pop()?;
+                return None;
             }
-            if self.oversize.is_some() {
-                self.pass_oversize();
+            let ready = if self.oversize.is_some() {
+                self.pass_oversize()
             } else if self.held.is_empty() {
-                self.run_of_events();
+                self.run_of_events()
             } else if let Some(piece) = self.complete_held() {
                 return Some(piece);
+            } else {
+                None
+            };
+            if let Some(ready) = ready {
+                return Some(self.take(ready));
             }
+        }
+    }
+
+    fn take(&mut self, ready: Ready) -> Piece {
+        let len = ready.len.min(self.chunk.len());
+        self.popped_whole = ready.whole;
+        Piece {
+            bytes: self.chunk.split_to(len),
+            facts: ready.facts,
+        }
+    }
+
+    /// What waited longest: a cut of the chunk, or the next chunk, once there is nothing left of this one.
+    fn next_in_line(&mut self) -> Option<Ready> {
+        let later = self.later.as_mut()?;
+        let ready = later.ready.pop_front();
+        if ready.is_none() && self.chunk.is_empty() {
+            self.chunk = later.input.pop_front().unwrap_or_default();
+        }
+        if later.ready.is_empty() && later.input.is_empty() {
+            self.later = None;
+        }
+        ready
+    }
+
+    /// The next cut of the chunk, behind the ones before.
+    fn ready(&mut self, first: &mut Option<Ready>, next: Ready) {
+        if next.len == 0 {
+            return;
+        }
+        if first.is_none() {
+            *first = Some(next);
+        } else {
+            self.later.get_or_insert_default().ready.push_back(next);
         }
     }
 
@@ -207,7 +231,7 @@ impl StreamScanner {
         let facts = match self.oversize.take() {
             Some(watch) => self.inspector.watched(&watch),
             None if bytes.is_empty() => return None,
-            None => self.inspector.event(&bytes),
+            None => self.inspector.event(&bytes, false),
         };
         self.popped_whole = false;
         Some(Piece { bytes, facts })
@@ -223,7 +247,8 @@ impl StreamScanner {
     /// Bytes pushed and not yet popped.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.held.len() + self.chunk.len() + self.input.iter().map(Bytes::len).sum::<usize>()
+        let later = self.later.iter().flat_map(|later| &later.input);
+        self.held.len() + self.chunk.len() + later.map(Bytes::len).sum::<usize>()
     }
 
     /// The `sequence_number` that an event added now would carry (Responses).
@@ -232,17 +257,19 @@ impl StreamScanner {
         self.inspector.next_sequence()
     }
 
-    /// Cuts a chunk that starts between events into runs of whole events.
-    fn run_of_events(&mut self) {
+    /// Cuts a chunk that starts between events into runs of whole events. The first of them.
+    fn run_of_events(&mut self) -> Option<Ready> {
         // Taken, not cloned: a clone would make it shared.
         let mut chunk = std::mem::take(&mut self.chunk);
-        let cut = self.cut(&chunk);
+        let mut first = None;
+        let cut = self.cut(&chunk, &mut first);
         chunk.truncate(cut);
         self.chunk = chunk;
+        first
     }
 
-    /// Says in `ready` how the chunk is to be cut. How much of it is left: the rest is held.
-    fn cut(&mut self, chunk: &[u8]) -> usize {
+    /// Says how the chunk is to be cut. How much of it is left: the rest is held.
+    fn cut(&mut self, chunk: &[u8], first: &mut Option<Ready>) -> usize {
         let mut run = Ready {
             len: 0,
             facts: Facts::default(),
@@ -252,39 +279,45 @@ impl StreamScanner {
             run.len = 1;
             if self.usage_only_before {
                 run.facts.usage_only = true;
-                self.ready.push(run);
+                self.ready(first, run);
                 return chunk.len();
             }
         }
         while let Some(rest) = chunk.get(run.len..).filter(|rest| !rest.is_empty()) {
+            if let Some(len) = self.inspector.another_text(rest, self.event_bytes) {
+                run.facts.absorb(Facts::TEXT);
+                run.len += len;
+                continue;
+            }
             let Some(len) = self.boundaries.next(rest) else {
                 if rest.len() <= self.event_bytes {
                     self.held.reserve(rest.len() + HELD_ROOM);
                     self.held.extend_from_slice(rest);
                     let cut = run.len;
-                    self.ready_run(run);
+                    self.ready(first, run);
                     return cut;
                 }
                 self.oversize
-                    .insert(Watch::new(self.inspector.first()))
+                    .insert(Box::new(Watch::new(self.inspector.first())))
                     .feed(rest);
                 let start = Ready {
                     len: rest.len(),
                     facts: Facts::default(),
                     whole: false,
                 };
-                self.ready_run(run);
-                self.ready.push(start);
+                self.ready(first, run);
+                self.ready(first, start);
                 return chunk.len();
             };
             let facts = self.whole_event(rest.get(..len).unwrap_or_default());
             if facts.usage_only || facts.error.is_some() {
-                self.ready_run(run);
-                self.ready.push(Ready {
+                self.ready(first, run);
+                let alone = Ready {
                     len,
                     facts,
                     whole: true,
-                });
+                };
+                self.ready(first, alone);
                 return chunk.len();
             }
             let last = facts.terminal.is_some();
@@ -294,14 +327,8 @@ impl StreamScanner {
                 break;
             }
         }
-        self.ready_run(run);
+        self.ready(first, run);
         chunk.len()
-    }
-
-    fn ready_run(&mut self, run: Ready) {
-        if run.len > 0 {
-            self.ready.push(run);
-        }
     }
 
     /// Joins the held start of an event with its end, if that has come.
@@ -312,14 +339,16 @@ impl StreamScanner {
                 self.chunk.clear();
                 return None;
             }
-            let watch = self.oversize.insert(Watch::new(self.inspector.first()));
+            let watch = Box::new(Watch::new(self.inspector.first()));
+            let watch = self.oversize.insert(watch);
             watch.feed(&self.held);
             watch.feed(&self.chunk);
-            self.ready.push(Ready {
+            let rest = Ready {
                 len: self.chunk.len(),
                 facts: Facts::default(),
                 whole: false,
-            });
+            };
+            self.later.get_or_insert_default().ready.push_back(rest);
             self.popped_whole = false;
             return Some(Piece {
                 bytes: std::mem::take(&mut self.held).freeze(),
@@ -335,10 +364,8 @@ impl StreamScanner {
     }
 
     /// Passes a chunk, or the part of it that still belongs to an event too long to hold.
-    fn pass_oversize(&mut self) {
-        let Some(mut watch) = self.oversize.take() else {
-            return;
-        };
+    fn pass_oversize(&mut self) -> Option<Ready> {
+        let mut watch = self.oversize.take()?;
         let end = self.boundaries.next(&self.chunk);
         let len = end.unwrap_or(self.chunk.len());
         watch.feed(self.chunk.get(..len).unwrap_or_default());
@@ -349,11 +376,11 @@ impl StreamScanner {
             self.oversize = Some(watch);
             Facts::default()
         };
-        self.ready.push(Ready {
+        Some(Ready {
             len,
             facts,
             whole: end.is_some(),
-        });
+        })
     }
 
     fn whole_event(&mut self, event: &[u8]) -> Facts {
@@ -364,7 +391,7 @@ impl StreamScanner {
             watch.feed(event);
             self.inspector.watched(&watch)
         } else {
-            self.inspector.event(event)
+            self.inspector.event(event, self.boundaries.one_line())
         };
         self.usage_only_before = facts.usage_only;
         facts

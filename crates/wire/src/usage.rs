@@ -121,24 +121,24 @@ impl RawUsage {
 pub(crate) fn read_usage(cursor: &mut Cursor<'_>) -> Result<Option<RawUsage>, Fault> {
     let mut raw = RawUsage::default();
     let object = cursor.object_or_skip(|c, key| {
-        match key {
-            b"prompt_tokens" | b"input_tokens" => later_wins(&mut raw.input, c.whole_number()?),
-            b"completion_tokens" | b"output_tokens" => {
-                later_wins(&mut raw.output, c.whole_number()?)
-            }
-            b"total_tokens" => later_wins(&mut raw.total, c.whole_number()?),
-            b"cache_read_input_tokens" | b"prompt_cache_hit_tokens" => {
-                later_wins(&mut raw.cache_read, c.whole_number()?);
-            }
-            b"cache_creation_input_tokens" => later_wins(&mut raw.cache_write, c.whole_number()?),
-            b"prompt_tokens_details" | b"input_tokens_details" => {
-                detail(c, b"cached_tokens", &mut raw.cache_read)?;
-            }
-            b"completion_tokens_details" | b"output_tokens_details" => {
-                detail(c, b"reasoning_tokens", &mut raw.reasoning)?;
-            }
-            _ => c.skip()?,
-        }
+        let number = if key == b"prompt_tokens" || key == b"input_tokens" {
+            &mut raw.input
+        } else if key == b"completion_tokens" || key == b"output_tokens" {
+            &mut raw.output
+        } else if key == b"total_tokens" {
+            &mut raw.total
+        } else if key == b"cache_read_input_tokens" || key == b"prompt_cache_hit_tokens" {
+            &mut raw.cache_read
+        } else if key == b"cache_creation_input_tokens" {
+            &mut raw.cache_write
+        } else if key == b"prompt_tokens_details" || key == b"input_tokens_details" {
+            return detail(c, b"cached_tokens", &mut raw.cache_read);
+        } else if key == b"completion_tokens_details" || key == b"output_tokens_details" {
+            return detail(c, b"reasoning_tokens", &mut raw.reasoning);
+        } else {
+            return c.skip();
+        };
+        later_wins(number, c.whole_number()?);
         Ok(())
     })?;
     Ok(object.then_some(raw))

@@ -136,6 +136,11 @@ fn must_60_content_is_the_first_delta_that_says_something() {
         r#"{"choices":[{"delta":{"content":null,"reasoning_content":"x"}}]}"#,
         r#"{"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}"#,
         r#"{"choices":[{"delta":{"content":[{"type":"text"}]}}]}"#,
+        r#"{"choices":[{"delta":{"refusal":"x"}}]}"#,
+        r#"{"choices":[{"delta":{"function_call":{"name":"f"}}}]}"#,
+        r#"{"choices":[{"delta":{"audio":{"data":"x"}}}]}"#,
+        r#"{"choices":[{"delta":{"reasoning_details":[{}]}}]}"#,
+        r#"{"choices":[{"delta":{"thinking":"x"}}]}"#,
         r#"{"choices":[{"text":"x","finish_reason":null}]}"#,
     ];
     for text in says {

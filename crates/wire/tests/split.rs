@@ -3,7 +3,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{joined, scan_chunks, totals};
+use common::{Totals, joined, scan_chunks, scan_with, totals};
 use proptest::prelude::*;
 use tidegate_wire::{Dialect, StreamScanner};
 
@@ -31,6 +31,111 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(word, 0..30).prop_map(|words| words.concat())
 }
 
+/// Events with a text (`$`) and something else (`#`) in them.
+const SHAPES: [(Dialect, &str); 8] = [
+    (
+        Dialect::OpenAi,
+        r##"data: {"id":"a","choices":[{"delta":{"content":$},"finish_reason":null}],"stamp":#}"##,
+    ),
+    (
+        Dialect::OpenAi,
+        r##"data: {"choices":[],"delta":$,"x" : # }"##,
+    ),
+    (
+        Dialect::OpenAi,
+        "id: 1\ndata:{\"choices\":[{\"text\":$}],\"created\":#}\n: and a comment",
+    ),
+    (
+        Dialect::OpenAi,
+        "data: {\"x\":#,\"choices\":[{\"delta\":{\"content\":$,\ndata: \"role\":\"x\"}}]}",
+    ),
+    (
+        Dialect::OpenAi,
+        r##"data: {"choices":[{"delta":{"content":"a","audio":$},"finish_reason":""}],"object":#}"##,
+    ),
+    (
+        Dialect::Anthropic,
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":$},\"index\":#}",
+    ),
+    (
+        Dialect::Responses,
+        r##"data: {"type":"response.output_text.delta","sequence_number":#,"delta":$}"##,
+    ),
+    (
+        Dialect::Responses,
+        r##"data: {"sequence_number":#,"x":#,"delta":$,"obfuscation":$,"type":"response.output_text.delta"}"##,
+    ),
+];
+const TEXTS: [&str; 20] = [
+    "123",
+    "0",
+    r#""a""#,
+    r#""a""#,
+    r#""b""#,
+    r#""c""#,
+    r#""""#,
+    r#"" and on, with more in it than fits a word""#,
+    r#""\n""#,
+    r#""\"""#,
+    r#""\x""#,
+    r#""\"#,
+    r#""c"}"#,
+    "\"\t\"",
+    r#""é""#,
+    "null",
+    "[]",
+    "[1]",
+    "[1]",
+    r#"[{"a":"b"}]"#,
+];
+const OTHERS: [&str; 15] = [
+    "1",
+    "2",
+    "17",
+    "18",
+    "1796082208602670230",
+    "99999999999999999999",
+    "007",
+    "1.5",
+    "-3",
+    "3e2",
+    r#""x""#,
+    r#""""#,
+    "null",
+    "{}",
+    "1 ",
+];
+
+/// Events of one shape, one line end, and some values; where each begins. Now and then a blank line is not there.
+fn alike() -> impl Strategy<Value = (Dialect, Vec<u8>, Vec<usize>)> {
+    let end = prop_oneof![Just("\n"), Just("\r\n"), Just("\r")];
+    let value = (0..TEXTS.len(), 0..OTHERS.len(), 0..20usize);
+    let few = (0..4usize, 0..4usize, Just(1));
+    let values = proptest::collection::vec(prop_oneof![value, few], 1..12);
+    (0..SHAPES.len(), end, values).prop_map(|(shape, end, values)| {
+        let (dialect, shape) = SHAPES[shape];
+        let (mut stream, mut begins) = (String::new(), Vec::new());
+        for (text, other, odd) in values {
+            begins.push(stream.len());
+            let event = shape.replace('$', TEXTS[text]).replace('#', OTHERS[other]) + "\n";
+            stream += &event.replace('\n', end);
+            stream += if odd == 0 { "" } else { end };
+        }
+        (dialect, stream.into_bytes(), begins)
+    })
+}
+
+/// What a scan gives: bytes, facts, and the number of an event that would follow.
+fn said(
+    dialect: Dialect,
+    event_bytes: usize,
+    chunks: Vec<&[u8]>,
+) -> (Vec<u8>, Totals, Option<u64>) {
+    let mut scanner = StreamScanner::new(dialect, event_bytes);
+    let pieces = scan_with(&mut scanner, chunks);
+    (joined(&pieces), totals(&pieces), scanner.next_sequence())
+}
+
 fn dialect() -> impl Strategy<Value = Dialect> {
     prop_oneof![
         Just(Dialect::OpenAi),
@@ -41,7 +146,11 @@ fn dialect() -> impl Strategy<Value = Dialect> {
 
 /// The chunks these cuts make.
 fn chunks<'a>(text: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
-    let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+    chunks_at(text, cuts.iter().map(|cut| cut.index(text.len() + 1)))
+}
+
+fn chunks_at(text: &[u8], places: impl Iterator<Item = usize>) -> Vec<&[u8]> {
+    let mut places: Vec<usize> = places.collect();
     places.extend([0, text.len()]);
     places.sort_unstable();
     places
@@ -110,6 +219,17 @@ proptest! {
         if dialect == Dialect::OpenAi && event_bytes == 65536 {
             prop_assert_eq!(totals(&whole).events as usize, data_events(&text));
         }
+    }
+
+    /// An event that is as the one before but for its text is not read again: those that are cut are, and say the same.
+    #[test]
+    fn events_that_are_alike_say_what_each_says_alone(
+        (dialect, text, begins) in alike(),
+        event_bytes in prop_oneof![40..160usize, Just(65536)],
+    ) {
+        let whole = said(dialect, event_bytes, vec![&text]);
+        let cut = chunks_at(&text, begins.iter().map(|begin| begin + 3));
+        prop_assert_eq!(said(dialect, event_bytes, cut), whole);
     }
 
     #[test]

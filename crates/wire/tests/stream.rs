@@ -46,6 +46,18 @@ fn must_1_every_line_end_gives_the_same_bytes_and_ten_events_wherever_it_is_cut(
     }
 }
 
+/// The LF of this stream's blank lines may come late, however alike its events are.
+#[test]
+fn an_event_like_the_one_before_may_end_in_half_a_line_end() {
+    let mut scanner = StreamScanner::new(Dialect::OpenAi, EVENT_BYTES);
+    for end in ["\r\n\r\n", "\r\r", "\r\r", "\r\r"] {
+        let event = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"x\"}}}}]}}{end}");
+        scanner.push(Bytes::from(event));
+        while scanner.pop().is_some() {}
+        assert_eq!(scanner.at_boundary(), end.ends_with('\n'));
+    }
+}
+
 #[test]
 fn must_1_any_unicode_and_a_byte_order_mark_pass_unchanged() {
     let text = "\u{feff}".to_owned()

@@ -125,6 +125,12 @@ impl Assembler {
         self.done
     }
 
+    /// Bytes of the stream in memory: what is gathered, and the event that is arriving.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.room.taken() + self.scanner.held_bytes()
+    }
+
     /// The stream has ended: the whole answer's JSON.
     ///
     /// # Errors
@@ -147,7 +153,7 @@ impl Assembler {
             Parts::Messages(messages) => messages.write(self.form)?,
             Parts::Responses(responses) => responses.write(self.form)?,
         };
-        Ok(Bytes::from(out))
+        Ok(Bytes::from(out.into_boxed_slice()))
     }
 
     fn told_its_end(&self) -> bool {
@@ -185,7 +191,7 @@ impl Assembler {
     }
 
     fn event(&mut self, bytes: &[u8]) -> Result<(), AssembleError> {
-        let block = Block::read(bytes, std::mem::replace(&mut self.first, false));
+        let block = Block::read(bytes, std::mem::replace(&mut self.first, false), false);
         let Some(data) = block.data.as_deref().map(<[u8]>::trim_ascii) else {
             return Ok(());
         };

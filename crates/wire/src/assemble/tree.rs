@@ -34,6 +34,10 @@ impl Room {
         Ok(())
     }
 
+    pub(super) const fn taken(&self) -> usize {
+        self.limit.saturating_sub(self.left)
+    }
+
     fn give(&mut self, bytes: usize) {
         self.left = self.left.saturating_add(bytes);
     }

@@ -51,13 +51,21 @@ pub(crate) fn scan_chunks<'a>(
     chunks: impl IntoIterator<Item = &'a [u8]>,
 ) -> Vec<Piece> {
     let mut scanner = StreamScanner::new(dialect, event_bytes);
+    let pieces = scan_with(&mut scanner, chunks);
+    assert_eq!(scanner.held_bytes(), 0);
+    pieces
+}
+
+pub(crate) fn scan_with<'a>(
+    scanner: &mut StreamScanner,
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for chunk in chunks {
         scanner.push(Bytes::copy_from_slice(chunk));
         pieces.extend(std::iter::from_fn(|| scanner.pop()));
     }
     pieces.extend(std::iter::from_fn(|| scanner.finish()));
-    assert_eq!(scanner.held_bytes(), 0);
     pieces
 }
 
