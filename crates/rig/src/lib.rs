@@ -21,7 +21,7 @@ mod truth;
 mod upstream;
 
 pub use naive::NaiveProxy;
-pub use raw::{BodyEnd, Closed, RawClient, ResponseHead};
+pub use raw::{BodyEnd, Closed, RawClient, ResponseHead, own_address};
 pub use script::Script;
 pub use sse::Event;
 pub use truth::{CallTruth, Ended, PeerEnd, Truth};

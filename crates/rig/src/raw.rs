@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use memchr::memmem;
@@ -83,8 +84,25 @@ pub struct RawClient {
     limit: Duration,
 }
 
+/// An address that no other connection to this loopback address has had, port
+/// 0: the kernel gives the port of a connection that was reset to the next one,
+/// and a log that names its clients would name two alike.
+///
+/// Nothing if `to` is no IPv4 loopback address.
+#[must_use]
+pub fn own_address(to: SocketAddr) -> Option<SocketAddr> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let near = to.is_ipv4() && to.ip().is_loopback();
+    near.then(|| {
+        // 127.1.0.0 to 127.253.255.255, one after the other.
+        let n = NEXT.fetch_add(1, Ordering::Relaxed) % (253 << 16);
+        let [_, high, middle, low] = ((1 << 16) + n).to_be_bytes();
+        SocketAddr::from(([127, high, middle, low], 0))
+    })
+}
+
 impl RawClient {
-    /// Connects; `TCP_NODELAY` is on.
+    /// Connects from an [`own_address`]; `TCP_NODELAY` is on.
     pub async fn connect(addr: SocketAddr) -> io::Result<Self> {
         Self::connect_with(addr, None).await
     }
@@ -101,6 +119,9 @@ impl RawClient {
         };
         if let Some(bytes) = receive_buffer {
             socket.set_recv_buffer_size(bytes)?;
+        }
+        if let Some(own) = own_address(addr) {
+            socket.bind(own)?;
         }
         let stream = socket.connect(addr).await?;
         stream.set_nodelay(true)?;

@@ -1,6 +1,6 @@
 //! What really happened, as the fake upstream saw it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +21,10 @@ pub struct Truth {
     pub calls_begun: u64,
     /// Calls being worked on now, whether or not anybody waits.
     pub running: u64,
-    /// Most calls ever worked on at once.
+    /// Of those running, the ones whose last event is made: what is left of them is writing.
+    pub finishing: u64,
+    /// Most calls ever worked on at once, those that finish not among them: whoever has the last event may send the next call before the
+    /// writer's task has ended.
     pub max_running: u64,
     /// Of those running, the ones that wait for a slot.
     pub waiting: u64,
@@ -189,6 +192,8 @@ struct Book {
     calls: VecDeque<CallTruth>,
     first_id: u64,
     attempts: HashMap<String, u32>,
+    /// Numbers of the calls that [`Truth::finishing`] counts.
+    finishing: HashSet<u64>,
     body_bytes: usize,
 }
 
@@ -293,7 +298,8 @@ impl Ledger {
         self.edit(|b| {
             b.truth.calls_begun += 1;
             b.truth.running += 1;
-            b.truth.max_running = b.truth.max_running.max(b.truth.running);
+            let working = b.truth.running - b.truth.finishing;
+            b.truth.max_running = b.truth.max_running.max(working);
             let id = b.first_id + b.calls.len() as u64;
             call.id = id;
             if self.keep == 0 {
@@ -397,6 +403,15 @@ impl Ledger {
         });
     }
 
+    /// The last event of a running call is made, and is written next.
+    pub(crate) fn finishes(&self, id: u64) {
+        self.edit(|b| {
+            if b.finishing.insert(id) {
+                b.truth.finishing += 1;
+            }
+        });
+    }
+
     pub(crate) fn wrote(&self, id: u64, bytes: u64) {
         self.edit(|b| {
             b.truth.bytes_written += bytes;
@@ -411,6 +426,7 @@ impl Ledger {
         self.edit(|b| {
             let t = &mut b.truth;
             t.running -= 1;
+            t.finishing -= u64::from(b.finishing.remove(&id));
             t.unattended -= u64::from(peer.is_some());
             *match ended {
                 Ended::Complete => &mut t.ended_complete,

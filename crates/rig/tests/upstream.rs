@@ -96,6 +96,29 @@ async fn every_route_answers_in_json_and_the_connection_is_kept() {
     assert_eq!(calls[15].nth_on_connection, 16);
 }
 
+/// Who has an answer's end sends the next call at once, while the writer's task may still be at the first.
+#[tokio::test]
+async fn an_answer_that_is_only_written_is_no_work() {
+    let ways = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
+    for (path, stream) in ways.iter().flat_map(|p| [(p, true), (p, false)]) {
+        let upstream = start().await;
+        let lingers = chat(json!({"stream": stream, "rig": {"end_delay_ms": 3_600_000}}));
+        let mut first = RawClient::connect(upstream.addr()).await.expect("connect");
+        first.post(path, &lingers).await.expect("send");
+        let made = upstream.wait_for(|t| t.finishing == 1, SOON).await;
+        made.expect("it finishes");
+        let mut next = RawClient::connect(upstream.addr()).await.expect("connect");
+        let ends = chat(json!({"stream": stream}));
+        next.post(path, &ends).await.expect("send");
+        next.head().await.expect("head");
+        next.rest().await.expect("an answer");
+        let one_left = upstream.wait_for(|t| t.ended() == 1, SOON).await;
+        let truth = one_left.expect("the second has ended");
+        let seen = (truth.running, truth.finishing, truth.max_running);
+        assert_eq!(seen, (1, 1, 1), "{path} {stream}: {truth:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_messages_stream_is_whole() {
     let upstream = start().await;

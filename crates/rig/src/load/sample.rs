@@ -280,10 +280,21 @@ struct Socket {
     waits: Option<Duration>,
 }
 
-fn each_socket(mut see: impl FnMut(Socket)) {
-    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let text = fs::read_to_string(table).unwrap_or_default();
-        text.lines().skip(1).filter_map(socket).for_each(&mut see);
+fn each_socket(see: impl FnMut(Socket)) {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    let tables = tables.map(|table| fs::read_to_string(table).unwrap_or_default());
+    each_of(&tables, see);
+}
+
+/// Each once: the kernel gives a table piece by piece, and what moves between
+/// two pieces is in both.
+fn each_of(tables: &[String], mut see: impl FnMut(Socket)) {
+    let mut seen = HashSet::new();
+    for table in tables {
+        let sockets = table.lines().skip(1).filter_map(socket);
+        // Those that listen on one port together have the same ends.
+        let fresh = |s: &Socket| s.state == "LISTEN" || seen.insert(s.ends);
+        sockets.filter(fresh).for_each(&mut see);
     }
 }
 
@@ -457,6 +468,21 @@ mod tests {
         assert_eq!((socket.ends.local, socket.ends.remote), (0x80C6, 0xAB8B));
         assert_eq!((socket.state, socket.inode), ("TIME_WAIT", 77));
         assert_eq!(socket.waits, Some(Duration::from_millis(4340)));
+    }
+
+    #[test]
+    fn a_socket_that_the_table_names_twice_is_one() {
+        let line =
+            |state: &str| format!("1: 0100007F:80C6 0100007F:AB8B {state} 0:0 00:0 0 0 0 7\n");
+        let count = |state: &str| {
+            let table = format!("head\n{}{}", line(state), line(state));
+            let mut seen = 0;
+            each_of(&[table], |_| seen += 1);
+            seen
+        };
+        assert_eq!(count("01"), 1);
+        // Workers that listen on one port have the same line each.
+        assert_eq!(count("0A"), 2);
     }
 
     /// The kernel gives the ports of a connection that waits to the next one.

@@ -101,7 +101,7 @@ pub async fn storm(
     let watched = gateway.watched(source).from_now();
     report.before = watched.process();
     let live = Arc::new(Live::default());
-    let series = Series::start(
+    let mut series = Series::start(
         watched.clone(),
         source.cloned(),
         live.clone(),
@@ -122,6 +122,7 @@ pub async fn storm(
         }
     }
     sleep_until(end + Duration::from_secs(2)).await;
+    series.end();
     // Before the upstream is cut: that would tidy up for the gateway.
     report.after = watched.process();
     report.sockets_after = Some(watched.sockets());

@@ -74,6 +74,7 @@ fn by_state(sockets: &Sockets) -> BTreeMap<String, u64> {
 pub(super) struct Series {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<Looks>>,
+    looks: Looks,
 }
 
 /// What was seen: all moments, and the sockets when they were most.
@@ -107,14 +108,23 @@ impl Series {
         Self {
             stop,
             thread: thread.ok(),
+            looks: Looks::default(),
+        }
+    }
+
+    /// Ends it. From here on it asks the upstream nothing: a socket of its own to
+    /// there looks like one of the gateway's.
+    pub(super) fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            self.looks = thread.join().unwrap_or_default();
         }
     }
 
     /// Ends it and puts what it saw into the report.
-    pub(super) fn into_report(self, report: &mut Report) {
-        self.stop.store(true, Ordering::Relaxed);
-        let looks = self.thread.and_then(|t| t.join().ok()).unwrap_or_default();
-        let Looks { ticks, most } = looks;
+    pub(super) fn into_report(mut self, report: &mut Report) {
+        self.end();
+        let Looks { ticks, most } = self.looks;
         let mut peak: Option<ProcessUse> = None;
         for now in ticks.iter().filter_map(|t| t.process) {
             let most = peak.get_or_insert(now);

@@ -110,7 +110,11 @@ impl Answer<'_> {
         }
         let postlude = talk.postlude(steps);
         for (i, event) in postlude.iter().enumerate() {
-            self.dressed(event, i + 1 == postlude.len()).await?;
+            let last = i + 1 == postlude.len();
+            if last {
+                self.made();
+            }
+            self.dressed(event, last).await?;
         }
         Ok(())
     }

@@ -121,6 +121,7 @@ impl<'a> Answer<'a> {
     }
 
     async fn refuse(&mut self, status: u16) {
+        self.made();
         let body = error_body(status, self.ask, "the upstream is at its capacity");
         self.head(status, "application/json", Some(body.len() as u64))
             .await;
@@ -230,6 +231,11 @@ impl<'a> Answer<'a> {
         }
         ledger.tokens(self.pen.call, tokens, left);
         Ok(())
+    }
+
+    /// All of the answer is made; what is left is to write it.
+    fn made(&self) {
+        self.pen.shared.ledger.finishes(self.pen.call);
     }
 
     fn stalls(&self, at: StallAt) -> bool {

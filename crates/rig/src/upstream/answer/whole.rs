@@ -30,6 +30,7 @@ impl Answer<'_> {
             }
         };
         self.generate().await?;
+        self.made();
         self.start_body(Framing::Length);
         let body = match self.gzip.take() {
             Some(mut gzip) => {
