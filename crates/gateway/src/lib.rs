@@ -6,11 +6,11 @@
 //! # Life of a request
 //!
 //! 1. [`serve::accept`] accepts the connection and hands it to the [worker](serve::worker) with the fewest.
-//!    [`serve::connection`] tells HTTP/1 from HTTP/2 and lets hyper run it under a [guard](serve::guard::Guard): slow heads, idle
+//!    [`serve::connection`] tells HTTP/1 (`serve::http1`) from HTTP/2 (hyper) and runs it under a [guard](serve::guard::Guard): slow heads, idle
 //!    connections, stalled readers, drain.
 //! 2. [`front::Front`] answers each request: [`route::find`](front::route::find) the route, refuse
 //!    [foreign origins](front::cors::refuse_foreign), [authenticate](auth::Keys::authenticate) the principal.
-//!    The rest runs in a [`Handover`](call::handover::Handover): if the client leaves before its answer begins, the call goes on in
+//!    All of it runs in a [`Handover`](call::handover::Handover): if the client leaves before its answer begins, the call goes on in
 //!    a tracked task, knows it, and ends itself.
 //! 3. [`call::run`] is the straight line. [`upload::receive`](call::upload::receive) reads the body under its bounds;
 //!    [`peek`](tidegate_wire::peek) finds the few fields that we act on; [`Routes::find`](upstream::route::Routes::find) turns the
@@ -22,7 +22,7 @@
 //!    whether trying again is safe. Every wait goes through [`Patience::within`](call::deadline::Patience::within).
 //! 6. [`call::answer`] holds the head back until the first event is there, for at most [`COMMIT_HOLD`](call::answer::COMMIT_HOLD): until
 //!    then a failure has its true status. Then the answer is committed.
-//! 7. [`Relay`](call::relay::Relay) is the answer's body: hyper polls it, it polls the [exchange](upstream::exchange::UpstreamBody).
+//! 7. [`Relay`](call::relay::Relay) is the answer's body: the connection polls it, it polls the [exchange](upstream::exchange::UpstreamBody).
 //!    Bytes pass unchanged; the [meter](usage::Meter) reads along. A stream that breaks gets an error event and an abnormal end.
 //! 8. The answer is complete: the slot goes to the next call, the connection back to the pool. Or the client left: the relay is dropped, and
 //!    [`aftermath`](call::aftermath) closes the exchange and keeps the slot for the upstream's `settle` time.
@@ -41,7 +41,7 @@
 //! | edges | [`serve`] sockets, [`front`] HTTP, [`admin`] the operator's port |
 //! | the call | [`call`], the only composer |
 //! | its parts | [`admission`] slots, [`upstream`] servers and connections, [`usage`] meter, [`auth`] keys |
-//! | ground | [`telemetry`], [`config`], [`signal`] |
+//! | ground | [`telemetry`], [`config`], [`fields`], [`signal`], [`warm`] |
 //!
 //! Below are the crates `tidegate_limiter` (queue and slots) and `tidegate_wire` (bytes in, facts out).
 
@@ -54,6 +54,7 @@ pub mod auth;
 pub mod call;
 pub mod cli;
 pub mod config;
+pub mod fields;
 pub mod front;
 pub mod probe;
 pub mod reload;
@@ -62,3 +63,4 @@ pub mod signal;
 pub mod telemetry;
 pub mod upstream;
 pub mod usage;
+pub mod warm;

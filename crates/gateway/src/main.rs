@@ -4,6 +4,7 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use socket2::SockRef;
 use tidegate::app::{Gateway, LAST_WORDS, Listeners, StartError};
 use tidegate::cli::probe::Probe;
 use tidegate::cli::{self, Command, Demo, Exit, Output};
-use tidegate::config::{self, Config, Endpoint, Sources};
+use tidegate::config::{self, Config, Endpoint, Loaded, Sources};
 use tidegate::probe;
-use tidegate::reload::{self, Cause, Watched};
+use tidegate::reload::{Reloads, Watched};
 use tidegate::telemetry;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// glibc keeps what a burst of streams took; see docs/decisions/0009.
@@ -65,11 +67,24 @@ fn done() -> Output {
     }
 }
 
-fn block_on(work: impl Future<Output = Output>) -> Output {
-    match tokio::runtime::Builder::new_current_thread()
+/// Descriptors that a runtime opens, and some more.
+const PAIRS: usize = 4;
+
+/// # Errors
+///
+/// Descriptors have run out.
+fn runtime() -> Result<Runtime, StartError> {
+    // With the first runtime tokio makes a pair of sockets for signals, and panics where it cannot.
+    let room: Result<Vec<_>, _> = (0..PAIRS).map(|_| UnixStream::pair()).collect();
+    drop(room.map_err(StartError::Thread)?);
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-    {
+        .map_err(StartError::Thread)
+}
+
+fn block_on(work: impl Future<Output = Output>) -> Output {
+    match runtime() {
         Ok(runtime) => runtime.block_on(work),
         Err(error) => failed(error),
     }
@@ -116,19 +131,35 @@ fn serve(sources: Sources) -> Output {
     };
     telemetry::log::init(&loaded.config.log);
     for warning in &loaded.warnings {
-        tracing::warn!("{warning}");
+        tracing::warn!("{}", warning.0);
     }
-    let started =
-        from_systemd().and_then(|given| Gateway::start(loaded.config, given, access_log()));
-    let gateway = match started {
-        Ok(gateway) => gateway,
-        Err(error) => return failed(error),
-    };
-    tracing::info!(listen = %gateway.data_addr(), admin = %shown(gateway.admin_addr()), "ready");
-    block_on(until_stopped(
-        gateway,
-        Some((sources, Watched::new(loaded.watch))),
-    ))
+    start(loaded, sources).unwrap_or_else(failed)
+}
+
+/// # Errors
+///
+/// Whatever keeps the gateway from running.
+fn start(loaded: Loaded, sources: Sources) -> Result<Output, StartError> {
+    let runtime = runtime()?;
+    let signals = runtime
+        .block_on(async { Signals::listen() })
+        .map_err(StartError::Signals)?;
+    let upstreams = loaded.config.upstreams.len();
+    let file = sources.by_env_name("TIDEGATE_CONFIG");
+    let config = file.map_or("from flags", |file| file.text).to_owned();
+    let gateway = Gateway::start(loaded.config, from_systemd()?, access_log())?;
+    let watched = Watched::new(loaded.watch);
+    let reloads = Reloads::start(gateway.generations(), sources, watched);
+    let reloads = reloads.map_err(StartError::Thread)?;
+    tracing::info!(
+        listen = %gateway.data_addr(),
+        admin = %shown(gateway.admin_addr()),
+        version = env!("CARGO_PKG_VERSION"),
+        config,
+        upstreams,
+        "ready"
+    );
+    Ok(runtime.block_on(until_stopped(gateway, signals, Some(reloads))))
 }
 
 fn shown(address: Option<SocketAddr>) -> String {
@@ -167,36 +198,39 @@ fn access_log() -> Box<dyn Write + Send> {
     }
 }
 
-async fn next(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => {
-            signal.recv().await;
-        }
-        None => std::future::pending().await,
+struct Signals {
+    term: Signal,
+    int: Signal,
+    hup: Signal,
+}
+
+impl Signals {
+    /// In a runtime. What comes from now on is heard, if later.
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+            hup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! { _ = self.term.recv() => {}, _ = self.int.recv() => {} }
     }
 }
 
-async fn until_stopped(gateway: Gateway, mut files: Option<(Sources, Watched)>) -> Output {
-    let mut term = signal(SignalKind::terminate()).ok();
-    let mut int = signal(SignalKind::interrupt()).ok();
-    let mut hup = signal(SignalKind::hangup()).ok();
-    let mut look = tokio::time::interval(reload::LOOK_EVERY);
+async fn until_stopped(gateway: Gateway, mut signals: Signals, reloads: Option<Reloads>) -> Output {
     loop {
-        let cause = tokio::select! {
-            () = next(&mut term) => break,
-            () = next(&mut int) => break,
-            () = next(&mut hup) => Cause::Signal,
-            _ = look.tick() => Cause::FileChange,
-        };
-        if let Some((sources, watched)) = &mut files
-            && (watched.have_changed() || cause == Cause::Signal)
-        {
-            reload::reload(&gateway, sources, watched, cause);
+        tokio::select! {
+            _ = signals.term.recv() => break,
+            _ = signals.int.recv() => break,
+            _ = signals.hup.recv() => if let Some(reloads) = &reloads { reloads.want() },
         }
     }
+    drop(reloads);
     tracing::info!("draining; a second signal ends at once");
     let mut again = async || {
-        tokio::select! { () = next(&mut term) => {}, () = next(&mut int) => {} }
+        signals.end().await;
         failed("ended by a second signal; running calls were cut")
     };
     end(gateway, again()).await
@@ -281,15 +315,27 @@ fn run_demo(demo: &Demo) -> Output {
         // Of the fake server's names the list shows the one that the pages use; it answers to any.
         for upstream in &mut config.upstreams {
             upstream.models = vec!["demo".to_owned()];
+            // It is our own.
+            upstream.stops_known = true;
         }
         config.admin.listen = Some(demo.admin);
         telemetry::log::init(&config.log);
-        let gateway = match Gateway::start(config, Listeners::default(), access_log()) {
-            Ok(gateway) => gateway,
+        let signals = Signals::listen().map_err(StartError::Signals);
+        let started = signals.and_then(|signals| {
+            Ok((
+                signals,
+                Gateway::start(config, Listeners::default(), access_log())?,
+            ))
+        });
+        let (signals, gateway) = match started {
+            Ok(started) => started,
             Err(error) => return failed(error),
         };
-        let _ = io::stderr()
-            .write_all(cli::demo::text(gateway.data_addr(), gateway.admin_addr()).as_bytes());
-        until_stopped(gateway, None).await
+        let program = std::env::args_os().next();
+        let program =
+            program.map_or_else(|| "tidegate".into(), |p| p.to_string_lossy().into_owned());
+        let text = cli::demo::text(&program, gateway.data_addr(), gateway.admin_addr());
+        let _ = io::stderr().write_all(text.as_bytes());
+        until_stopped(gateway, signals, None).await
     })
 }

@@ -11,29 +11,33 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Clones share the flag.
 #[derive(Clone, Debug, Default)]
-pub struct Signal {
-    raised: Arc<AtomicBool>,
+pub struct Signal(Arc<Flag>);
+
+/// In one piece: a clone of the token alone would take a lock that all workers share.
+#[derive(Debug, Default)]
+struct Flag {
+    raised: AtomicBool,
     token: CancellationToken,
 }
 
 impl Signal {
     pub fn raise(&self) {
-        self.raised.store(true, Ordering::Release);
-        self.token.cancel();
+        self.0.raised.store(true, Ordering::Release);
+        self.0.token.cancel();
     }
 
     pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
+        self.0.raised.load(Ordering::Acquire)
     }
 
     pub async fn raised(&self) {
-        self.token.cancelled().await;
+        self.0.token.cancelled().await;
     }
 
     pub fn watch(&self) -> Watch {
         Watch {
-            raised: Arc::clone(&self.raised),
-            wake: Box::pin(self.token.clone().cancelled_owned()),
+            signal: self.clone(),
+            wake: Box::pin(self.0.token.clone().cancelled_owned()),
             armed: false,
         }
     }
@@ -42,7 +46,7 @@ impl Signal {
 /// Lets one long-lived poller know. The waker is registered once: a poller lives in one task.
 #[derive(Debug)]
 pub struct Watch {
-    raised: Arc<AtomicBool>,
+    signal: Signal,
     wake: Pin<Box<WaitForCancellationFutureOwned>>,
     armed: bool,
 }
@@ -50,7 +54,12 @@ pub struct Watch {
 impl Watch {
     /// As of now, without being woken later.
     pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
+        self.signal.is_raised()
+    }
+
+    /// Another task polls from here on.
+    pub fn moved(&mut self) {
+        self.armed = false;
     }
 
     pub fn poll_raised(&mut self, cx: &mut Context<'_>) -> bool {

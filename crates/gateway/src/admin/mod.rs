@@ -13,21 +13,23 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
+use crate::call::Generation;
 use crate::call::table::Table;
 use crate::signal::Signal;
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::connect::TcpOptions;
 
 pub mod calls;
+mod upstreams;
 
 /// Scrapers and probes; more at once is a mistake or an attack.
 const CONNECTIONS_MAX: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls\n/metrics  Prometheus\n/admin/calls  the calls in flight; DELETE /admin/calls/{id} ends one\n";
+const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls; /readyz?upstreams  and a model server can be connected to\n/metrics  Prometheus\n/admin/upstreams  slots, queues and endpoints\n/admin/calls  the same, and the calls in flight; DELETE /admin/calls/{id} ends one\n";
 
 /// What the admin port shows.
 #[derive(Clone, Debug)]
@@ -36,6 +38,7 @@ pub struct View {
     /// Raised when the gateway takes no more calls.
     pub unready: Signal,
     pub table: Table,
+    pub running: watch::Receiver<Arc<Generation>>,
     /// A reader that takes nothing, or has vanished, is cut by them: its place is one of few.
     pub tcp: TcpOptions,
 }
@@ -63,8 +66,8 @@ pub async fn serve(listener: TcpListener, view: View, stop: Signal) {
         let view = view.clone();
         tasks.spawn(async move {
             let service = service_fn(move |request| {
-                let response = answer(&request, &view);
-                async move { Ok::<_, std::convert::Infallible>(response) }
+                let view = view.clone();
+                async move { Ok::<_, std::convert::Infallible>(answer(&request, &view).await) }
             });
             let conn = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -77,8 +80,11 @@ pub async fn serve(listener: TcpListener, view: View, stop: Signal) {
     }
 }
 
-fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
-    if let Some(response) = calls::answer(request, &view.table) {
+async fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
+    let upstreams = || upstreams::rows(&view.running.borrow());
+    if let Some(response) =
+        calls::answer(request, &view.table, || view.metrics.upstreams(), upstreams)
+    {
         return response;
     }
     if request.method() != Method::GET && request.method() != Method::HEAD {
@@ -88,6 +94,16 @@ fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
         "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
         "/readyz" if view.unready.is_raised() => {
             text(StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+        }
+        "/readyz" if request.uri().query() == Some("upstreams") => {
+            let generation = Arc::clone(&view.running.borrow());
+            match upstreams::reach(generation, view.tcp).await {
+                Ok(()) => text(StatusCode::OK, "ready\n"),
+                Err(why) => text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("no model server can be connected to\n{why}"),
+                ),
+            }
         }
         "/readyz" => text(StatusCode::OK, "ready\n"),
         "/metrics" => {
@@ -101,6 +117,11 @@ fn answer(request: &Request<Incoming>, view: &View) -> Response<Full<Bytes>> {
         "/" => text(StatusCode::OK, INDEX),
         _ => text(StatusCode::NOT_FOUND, INDEX),
     }
+}
+
+/// To the millisecond.
+fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e3).round() / 1e3
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {

@@ -1,6 +1,5 @@
 //! Queue → slot, and the ways of being turned away. Nothing is sent upstream without a slot.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_limiter::{Ask, Limiter, Place, Reason, Rejected};
@@ -37,8 +36,14 @@ impl From<Rejected> for Shed {
 /// Asks for a slot; the place may have one already.
 ///
 /// `flow` stands for the key: between keys that wait the limiter is fair.
-pub fn offer(limiter: &Limiter, id: &Arc<str>, bytes: u64, flow: u64) -> Result<Place, Shed> {
-    Ok(limiter.offer(Ask::new(Arc::clone(id), bytes).with_flow(flow))?)
+pub fn offer(limiter: &Limiter, bytes: u64, flow: u64) -> Result<Place, Shed> {
+    Ok(limiter.offer(Ask::unnamed(bytes).with_flow(flow))?)
+}
+
+/// Whether every slot is held by a call whose client has gone.
+pub fn are_all_left(limiter: &Limiter) -> bool {
+    let now = limiter.snapshot();
+    now.attended == 0 && now.leftovers_block()
 }
 
 /// Whether a request of `bytes` would be turned away by every one of `limiters`: then its body need not be read.
@@ -47,8 +52,7 @@ pub fn would_shed<'a>(
     bytes: u64,
     flow: u64,
 ) -> Option<Shed> {
-    let mut ask = Ask::default().with_flow(flow);
-    ask.bytes = bytes;
+    let ask = Ask::unnamed(bytes).with_flow(flow);
     let mut last = limiters.next()?.would_reject_ask(&ask)?;
     for limiter in limiters {
         last = limiter.would_reject_ask(&ask)?;

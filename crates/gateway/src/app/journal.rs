@@ -5,14 +5,14 @@ use crate::call::Generation;
 use crate::call::settle::lost;
 use crate::config::Config;
 use crate::telemetry::access_log::AccessLog;
-use crate::telemetry::journal::{Found, Journal};
+use crate::telemetry::journal::{FoundAtStart, Journal};
 use crate::telemetry::metrics::Metrics;
 
 /// `None`: there is to be none.
 pub(super) fn open(
     config: &Config,
     metrics: &Metrics,
-) -> Result<Option<(Journal, Found)>, StartError> {
+) -> Result<Option<(Journal, FoundAtStart)>, StartError> {
     let open = |path: &std::path::PathBuf| Journal::open(path, metrics.journal_missed.clone());
     let opened = config.log.journal.as_ref().map(open).transpose();
     opened.map_err(StartError::Journal)
@@ -20,7 +20,7 @@ pub(super) fn open(
 
 /// Writes the lines of the calls that were lost, and says what else there was.
 pub(super) fn report(
-    (journal, found): (Journal, Found),
+    (journal, found): (Journal, FoundAtStart),
     generation: &Generation,
     log: &AccessLog,
     metrics: &Metrics,

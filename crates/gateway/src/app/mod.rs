@@ -14,27 +14,30 @@ use tokio_util::task::TaskTracker;
 use crate::admin;
 use crate::auth::Keys;
 use crate::call::attach::Orphans;
+use crate::call::budget::Budget;
 use crate::call::confirm::Inquiries;
 use crate::call::listing::LISTS_AT_ONCE;
-use crate::call::retried::Retried;
+use crate::call::settle::Books;
 use crate::call::table::Table;
-use crate::call::upload::BodyBudget;
-use crate::call::{Caller, Generation, Worker};
+use crate::call::{Caller, Current, Generation, Worker};
 use crate::config::Config;
 use crate::front::Front;
-use crate::serve::{self, connection, guard, tls, worker};
+use crate::serve::{self, Door, connection, guard, tls, worker};
 use crate::signal::Signal;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::journal::{Journal, JournalError};
-use crate::telemetry::lines::Writer;
-use crate::telemetry::metrics::{Metrics, ResultLabel};
+use crate::telemetry::lines::LinesWriter;
+use crate::telemetry::metrics::{FileLabel, Metrics};
 use crate::upstream::connect::TcpOptions;
 use crate::upstream::pool::Pool;
 use crate::upstream::registry::{BuildError, Registry};
 
 mod descriptors;
+mod generations;
 mod journal;
 mod restart;
+
+pub use generations::{Generations, Reloaded};
 
 /// After the cut, streams have this long to take their last event; and so has, after the end, whoever reads the logs.
 pub const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -64,6 +67,8 @@ pub enum StartError {
     Build(BuildError),
     Journal(JournalError),
     Thread(io::Error),
+    /// Signals could not be heard.
+    Signals(io::Error),
 }
 
 impl fmt::Display for StartError {
@@ -73,10 +78,16 @@ impl fmt::Display for StartError {
                 what,
                 address,
                 source,
-            } => write!(
-                f,
-                "cannot listen on {address}: {source}; free the port or choose another ({what})"
-            ),
+            } => {
+                let help = match source.kind() {
+                    _ if is_short(source) => more_of(source),
+                    io::ErrorKind::AddrNotAvailable => {
+                        "this machine has no such address: take one of its own, or 0.0.0.0 or [::] for all of them"
+                    }
+                    _ => "free the port or choose another",
+                };
+                write!(f, "cannot listen on {address}: {source}; {help} ({what})")
+            }
             Self::Passed { number, source } => write!(
                 f,
                 "passed socket number {number} (LISTEN_FDS) cannot be used: {source}; pass a listening TCP socket (ListenStream=ADDRESS:PORT, Accept=no)"
@@ -88,12 +99,27 @@ impl fmt::Display for StartError {
             Self::Tls(error) => error.fmt(f),
             Self::Build(error) => error.fmt(f),
             Self::Journal(error) => error.fmt(f),
-            Self::Thread(error) => write!(f, "cannot start a thread: {error}"),
+            Self::Signals(error) => write!(f, "cannot listen for signals: {error}"),
+            Self::Thread(error) => write!(f, "cannot start a thread: {error}; {}", more_of(error)),
         }
     }
 }
 
 impl std::error::Error for StartError {}
+
+/// No descriptor is left, of the process or of the machine.
+fn is_short(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// What there is too little of, where a thread cannot be started.
+fn more_of(error: &io::Error) -> &'static str {
+    if is_short(error) {
+        "raise the descriptor limit (LimitNOFILE, ulimit -n)"
+    } else {
+        "raise the limit of threads (TasksMax, ulimit -u) or of memory"
+    }
+}
 
 /// Sockets that are open already: from systemd, or from a test.
 #[derive(Debug, Default)]
@@ -102,32 +128,17 @@ pub struct Listeners {
     pub admin: Option<StdListener>,
 }
 
-/// A new configuration that is in place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reloaded {
-    pub generation: u64,
-    /// Settings that are not what runs: they take effect after a restart.
-    pub needs_restart: Vec<&'static str>,
-}
-
 /// A running gateway.
 #[derive(Debug)]
 pub struct Gateway {
     pub metrics: Arc<Metrics>,
-    /// What was put in place at the start and stays until the end.
-    started: Config,
-    /// Descriptors that the process may have.
-    descriptors: u64,
-    data_addr: SocketAddr,
     admin_addr: Option<SocketAddr>,
-    registry: Registry,
-    generations: watch::Sender<Arc<Generation>>,
-    tls: Option<watch::Sender<Arc<rustls::ServerConfig>>>,
-    workers: Vec<worker::Running>,
+    generations: Arc<Generations>,
+    workers: Vec<worker::RunningWorker>,
     tasks: TaskTracker,
     signals: Signals,
     control: Option<JoinHandle<()>>,
-    log_writer: Option<Writer>,
+    log_writer: Option<LinesWriter>,
     journal: Option<Journal>,
 }
 
@@ -166,8 +177,9 @@ impl Gateway {
         let started = config.clone();
         let metrics = Arc::new(Metrics::new());
         let registry = Registry::new(Arc::clone(&metrics));
-        let (tls, tls_now) = load_tls(&config)?.map(watch::channel).unzip();
+        let (tls, tls_now) = shown_tls(&metrics, &config)?.map(watch::channel).unzip();
         let (data, admin) = sockets(listeners, &config)?;
+        descriptors::widen(&data, &config, descriptors);
         let data_addr = local(&data, "server.listen", config.server.listen)?;
         let admin_addr = admin
             .as_ref()
@@ -186,40 +198,42 @@ impl Gateway {
             &metrics,
             &tasks,
         ));
-        let workers_max = generation.config.server.workers.get();
-        let (generations, running) = watch::channel(Arc::new(generation));
-        let table = Table::new(workers_max);
-        let caller = Arc::new(Caller {
-            table: table.clone(),
+        let table = Table::new(generation.config.server.workers.get());
+        let caller = Caller {
+            current: Arc::new(Current::of(&generation)),
             journal: journal.clone(),
-            retried: Retried::default(),
             orphans: Orphans::new(&metrics, signals.drain.clone()),
-            generations: running.clone(),
             metrics: Arc::clone(&metrics),
-            access_log,
-            bodies: Arc::new(BodyBudget::new(metrics.request_bodies_bytes.clone())),
+            books: Arc::new(Books::new(&metrics, access_log, table.clone())),
+            bodies: Budget::new(metrics.request_bodies_bytes.clone()),
+            answers: Budget::new(metrics.answers_bytes.clone()),
             listings: Arc::new(Semaphore::new(LISTS_AT_ONCE)),
             cut: signals.cut.clone(),
-        });
-        let workers = workers(&caller, &settings, &tasks).map_err(StartError::Thread)?;
+        };
+        let (workers, copies) =
+            workers(&caller, &generation, &settings, &tasks).map_err(StartError::Thread)?;
+        let (generations, running) = watch::channel(Arc::new(generation));
         let control = Control {
             data,
             admin,
             lanes: workers.iter().map(|w| w.lane.clone()).collect(),
-            running: running.clone(),
-            view: view(&metrics, &signals, table, &started),
+            view: view(&metrics, &signals, table, running),
             signals: signals.clone(),
         };
         let control = control.start().map_err(StartError::Thread)?;
         Ok(Self {
+            generations: Arc::new(Generations {
+                metrics: Arc::clone(&metrics),
+                started,
+                descriptors,
+                data_addr,
+                registry,
+                current: generations,
+                copies,
+                tls,
+            }),
             metrics,
-            started,
-            descriptors,
-            data_addr,
             admin_addr,
-            registry,
-            generations,
-            tls,
             workers,
             tasks,
             signals,
@@ -230,7 +244,7 @@ impl Gateway {
     }
 
     pub fn data_addr(&self) -> SocketAddr {
-        self.data_addr
+        self.generations.data_addr
     }
 
     pub fn admin_addr(&self) -> Option<SocketAddr> {
@@ -243,45 +257,17 @@ impl Gateway {
     ///
     /// Why it cannot be used; the old one goes on.
     pub fn reload(&self, config: Config) -> Result<Reloaded, StartError> {
-        let result = self.try_reload(config);
-        let label = ResultLabel {
-            result: if result.is_ok() { "ok" } else { "failed" },
-        };
-        self.metrics.config_reloads.get_or_create(&label).inc();
-        result
+        self.generations.reload(config)
     }
 
-    fn try_reload(&self, mut config: Config) -> Result<Reloaded, StartError> {
-        check_open_door(self.data_addr, &config)?;
-        descriptors::fit(&mut config, self.descriptors);
-        let tls = load_tls(&config)?;
-        let needs_restart = restart::needed(&self.started, &config);
-        let number = self.generations.borrow().number + 1;
-        let generation = generation(&self.registry, config, number)?;
-        if let (Some(sender), Some(tls)) = (&self.tls, tls) {
-            sender.send_replace(tls);
-        }
-        self.generations.send_replace(Arc::new(generation));
-        self.metrics
-            .config_generation
-            .set(i64::try_from(number).unwrap_or(i64::MAX));
-        Ok(Reloaded {
-            generation: number,
-            needs_restart,
-        })
-    }
-
-    /// A failed reload that never came as far as a configuration is counted too.
-    pub fn reload_failed(&self) {
-        self.metrics
-            .config_reloads
-            .get_or_create(&ResultLabel { result: "failed" })
-            .inc();
+    /// What a thread needs that reads the files again.
+    pub fn generations(&self) -> Arc<Generations> {
+        Arc::clone(&self.generations)
     }
 
     /// Not ready → (lag) → no new connections → running calls end by themselves → at the deadline they are told and cut.
     pub async fn drain(&self) -> Drained {
-        let server = self.generations.borrow().config.server.clone();
+        let server = self.generations.current().config.server.clone();
         self.signals.unready.raise();
         self.metrics.draining.set(1);
         tokio::time::sleep(server.drain_lag).await;
@@ -360,16 +346,38 @@ pub fn check(config: &Config) -> Result<(), StartError> {
     Ok(())
 }
 
-fn load_tls(config: &Config) -> Result<Option<Arc<rustls::ServerConfig>>, StartError> {
+fn load_tls(config: &Config) -> Result<Option<tls::Identity>, StartError> {
     let files = config.server.tls.as_ref();
     files.map(tls::load).transpose().map_err(StartError::Tls)
+}
+
+/// The same at the start, and shown.
+fn shown_tls(
+    metrics: &Metrics,
+    config: &Config,
+) -> Result<Option<Arc<rustls::ServerConfig>>, StartError> {
+    let identity = load_tls(config)?;
+    show_expiry(metrics, config, identity.as_ref());
+    Ok(identity.map(|identity| identity.config))
+}
+
+fn show_expiry(metrics: &Metrics, config: &Config, identity: Option<&tls::Identity>) {
+    metrics.certificate_expiry.clear();
+    let files = config.server.tls.as_ref();
+    if let (Some(files), Some(expires)) = (files, identity.and_then(|i| i.expires)) {
+        let file = files.cert_file.display().to_string();
+        let shown = metrics
+            .certificate_expiry
+            .get_or_create(&FileLabel { file });
+        shown.set(expires);
+    }
 }
 
 fn open_log(
     generation: &Generation,
     metrics: &Metrics,
     log_to: impl io::Write + Send + 'static,
-) -> Result<(AccessLog, Option<Writer>, Option<Journal>), StartError> {
+) -> Result<(AccessLog, Option<LinesWriter>, Option<Journal>), StartError> {
     if !generation.config.log.access {
         return Ok((AccessLog::off(), None, None));
     }
@@ -446,12 +454,19 @@ fn generation(registry: &Registry, config: Config, number: u64) -> Result<Genera
     })
 }
 
-fn view(metrics: &Arc<Metrics>, signals: &Signals, table: Table, config: &Config) -> admin::View {
+fn view(
+    metrics: &Arc<Metrics>,
+    signals: &Signals,
+    table: Table,
+    running: watch::Receiver<Arc<Generation>>,
+) -> admin::View {
+    let tcp = tcp_options(&running.borrow().config);
     admin::View {
         metrics: Arc::clone(metrics),
         unready: signals.unready.clone(),
         table,
-        tcp: tcp_options(config),
+        running,
+        tcp,
     }
 }
 
@@ -488,37 +503,39 @@ fn settings(
     }
 }
 
+/// The workers, and the generation as each has it.
 fn workers(
-    caller: &Arc<Caller>,
+    caller: &Caller,
+    generation: &Generation,
     settings: &Arc<connection::Settings>,
     tasks: &TaskTracker,
-) -> io::Result<Vec<worker::Running>> {
-    let generation = caller.generation();
+) -> io::Result<(Vec<worker::RunningWorker>, Vec<Arc<Current>>)> {
     let config = &generation.config;
     let count = u32::try_from(config.server.workers.get()).unwrap_or(u32::MAX);
-    let inquiries = Inquiries::new(caller.table.clone());
-    (0..count)
-        .map(|id| {
-            let pool = Arc::new(Pool::default());
-            let own = Arc::new(Worker {
-                id,
-                pool: Arc::clone(&pool),
-                tasks: tasks.clone(),
-                drivers: TaskTracker::new(),
-                tcp: tcp_options(config),
-                stream_buffer_bytes: config.limits.stream_buffer_bytes,
-                inquiries: inquiries.clone(),
-                cut: caller.cut.clone(),
-            });
-            worker::start(worker::Plan {
-                id,
-                pool,
-                tasks: tasks.clone(),
-                settings: Arc::clone(settings),
-                front: Front::new(Arc::clone(caller), own),
-            })
-        })
-        .collect()
+    let inquiries = Inquiries::new(caller.table().clone());
+    let start = |id| {
+        let current = Arc::new(Current::of(generation));
+        let pool = Arc::new(Pool::default());
+        let own = Arc::new(Worker {
+            id,
+            pool: Arc::clone(&pool),
+            tasks: tasks.clone(),
+            drivers: TaskTracker::new(),
+            tcp: tcp_options(config),
+            stream_buffer_bytes: config.limits.stream_buffer_bytes,
+            inquiries: inquiries.clone(),
+            caller: caller.of_worker(&current),
+        });
+        let plan = worker::Plan {
+            id,
+            pool,
+            tasks: tasks.clone(),
+            settings: Arc::clone(settings),
+            front: Front::new(own),
+        };
+        Ok((worker::start(plan)?, current))
+    };
+    (0..count).map(start).collect()
 }
 
 /// The thread that accepts and answers the operator: calls never hold it up.
@@ -526,7 +543,6 @@ struct Control {
     data: StdListener,
     admin: Option<StdListener>,
     lanes: Vec<serve::Lane>,
-    running: watch::Receiver<Arc<Generation>>,
     view: admin::View,
     signals: Signals,
 }
@@ -546,17 +562,22 @@ impl Control {
             data,
             admin,
             lanes,
-            running,
             view,
             signals,
         } = self;
+        let running = view.running.clone();
         let connections_max = || running.borrow().config.server.connections_max;
         let metrics = Arc::clone(&view.metrics);
         let stop = signals.stop_accepting.clone();
+        let tls = running.borrow().config.server.tls.is_some();
         let accept = async {
-            if let Err(error) =
-                serve::accept(data, &lanes, connections_max, &metrics, stop.raised()).await
-            {
+            let door = Door {
+                lanes: &lanes,
+                connections_max,
+                tls,
+                metrics: &metrics,
+            };
+            if let Err(error) = serve::accept(data, &door, stop.raised()).await {
                 tracing::error!(%error, "the data listener failed");
             }
             // The lanes end with their last sender; until then the workers wait for connections.

@@ -1,12 +1,11 @@
 //! Client keys → who is calling. Keys are kept as SHA-256 and compared in constant time; nothing here can show one.
 
-use http::HeaderMap;
-use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
 use crate::config::ClientKey;
+use crate::fields::{Field, Fields};
 
 /// The caller, by the name of its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,14 +78,12 @@ impl Keys {
     }
 
     /// Reads `Authorization: Bearer` and `x-api-key`, whatever the dialect: SDKs of both kinds send either.
-    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, Denied> {
+    pub fn authenticate(&self, fields: &Fields) -> Result<Principal, Denied> {
         if self.is_open() {
             return Ok(self.anonymous.clone());
         }
-        let bearer = headers
-            .get(AUTHORIZATION)
-            .and_then(|v| strip_bearer(v.as_bytes()));
-        let api_key = headers.get("x-api-key").map(|v| v.as_bytes());
+        let bearer = fields.get(Field::Authorization).and_then(strip_bearer);
+        let api_key = fields.get(Field::XApiKey);
         let given = [bearer, api_key].map(|key| key.filter(|key| !key.is_empty()));
         if given.iter().flatten().next().is_none() {
             return Err(Denied::Missing);
@@ -135,8 +132,8 @@ mod tests {
         ])
     }
 
-    fn with(name: &'static str, value: &str) -> HeaderMap {
-        HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())])
+    fn with(fields: &[(&str, &str)]) -> Fields {
+        crate::fields::list(fields)
     }
 
     #[test]
@@ -146,20 +143,26 @@ mod tests {
             ("authorization", "bearer key-b", "b"),
             ("x-api-key", "key-b", "b"),
         ] {
-            assert_eq!(keys().authenticate(&with(name, value)).unwrap().name(), who);
+            assert_eq!(
+                keys().authenticate(&with(&[(name, value)])).unwrap().name(),
+                who
+            );
         }
     }
 
     #[test]
     fn missing_and_unknown_are_told_apart() {
-        assert_eq!(keys().authenticate(&HeaderMap::new()), Err(Denied::Missing));
+        assert_eq!(
+            keys().authenticate(&Fields::default()),
+            Err(Denied::Missing)
+        );
         for (name, value) in [
             ("authorization", "Bearer nope"),
             ("x-api-key", ""),
             ("authorization", "Basic key-a"),
             ("authorization", "Bearer"),
         ] {
-            let denied = keys().authenticate(&with(name, value)).unwrap_err();
+            let denied = keys().authenticate(&with(&[(name, value)])).unwrap_err();
             let expected = if ["Basic key-a", "Bearer", ""].contains(&value) {
                 Denied::Missing
             } else {
@@ -171,16 +174,18 @@ mod tests {
 
     #[test]
     fn a_good_key_beside_a_bad_one_counts() {
-        let mut headers = with("authorization", "Bearer sdk-default");
-        headers.insert("x-api-key", "key-a".parse().unwrap());
-        assert_eq!(keys().authenticate(&headers).unwrap().name(), "a");
+        let both = [
+            ("authorization", "Bearer sdk-default"),
+            ("x-api-key", "key-a"),
+        ];
+        assert_eq!(keys().authenticate(&with(&both)).unwrap().name(), "a");
     }
 
     #[test]
     fn without_keys_everybody_is_anonymous() {
         assert_eq!(
             Keys::new(&[])
-                .authenticate(&HeaderMap::new())
+                .authenticate(&Fields::default())
                 .unwrap()
                 .name(),
             "anonymous"

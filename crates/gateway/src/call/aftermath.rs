@@ -12,16 +12,20 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::answer::Commit;
+use super::attempt::Exchange;
 use super::attendance::Attendance;
 use super::confirm::Closed;
 use super::contract::{self, Bound};
 use super::deadline::{Patience, Tier};
+use super::entry::{Entry, WorkState};
+use super::handover::boxed;
 use super::outcome::{Outcome, Rejection, WaitEnd, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
-use super::table::{Entry, Listed, State};
-use super::{Held, Worker};
+use super::table::Listed;
+use super::{Held, Toward, Worker};
 use crate::config::Confirm;
+use crate::fields::UpstreamHead;
 use crate::signal::Signal;
 use crate::upstream::endpoint::InFlight;
 use crate::upstream::exchange::{Failure, UpstreamBody};
@@ -39,12 +43,10 @@ pub struct Running {
     in_flight: InFlight,
     keep_idle: Duration,
     worker: Arc<Worker>,
-    upstream: Arc<Upstream>,
     dialect: Dialect,
     /// Bytes that were read for nobody.
     read_alone: u64,
     total: Option<Instant>,
-    cut: Signal,
     /// The status was not a success: a broken body is still worth its beginning.
     pub is_error: bool,
     /// The exchange broke by itself: nobody knows what the server does now.
@@ -52,27 +54,26 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn new(
-        body: UpstreamBody,
+    /// An answer has begun: its head, and what goes on. Boxed: it is handed on several times.
+    pub fn begin(
+        exchange: Exchange,
         held: Held,
-        in_flight: InFlight,
-        keep_idle: Duration,
         commit: &Commit<'_>,
-    ) -> Self {
-        Self {
-            body,
+    ) -> (Box<UpstreamHead>, Box<Self>) {
+        let is_error = !exchange.head.status.is_success();
+        let running = boxed(|| Self {
+            body: exchange.body,
             held,
-            in_flight,
-            keep_idle,
+            in_flight: exchange.in_flight,
+            keep_idle: exchange.keep_idle,
             worker: Arc::clone(commit.worker),
-            upstream: Arc::clone(commit.upstream),
             dialect: commit.route.dialect,
             read_alone: 0,
             total: commit.patience.total,
-            cut: commit.patience.cut().clone(),
-            is_error: false,
+            is_error,
             broke: false,
-        }
+        });
+        (exchange.head, running)
     }
 
     /// What came was no answer's end but a connection's.
@@ -91,14 +92,14 @@ impl Running {
     /// As [`Attendance::within`].
     pub async fn next(
         &mut self,
-        patience: &Patience,
+        patience: &Patience<'_>,
         tier: Tier,
         limit: Duration,
         record: &mut Record,
     ) -> Result<Option<Result<Bytes, Failure>>, Rejection> {
         let attendance = &mut self.held.attendance;
         let data = {
-            let work = pin!(listen(&mut self.body, record.entry()));
+            let work = pin!(listen(&mut self.body, record.listed_entry()));
             attendance.within(patience, tier, limit, work).await?
         };
         self.broke |= matches!(data, Some(Err(_)));
@@ -134,7 +135,7 @@ impl Running {
     }
 
     pub fn cut(&self) -> &Signal {
-        &self.cut
+        &self.worker.caller.cut
     }
 
     /// So many bytes of a call that goes on for nobody came.
@@ -142,7 +143,11 @@ impl Running {
         self.read_alone += bytes as u64;
     }
 
+    /// How much is still to come, where that is known.
     pub fn exact_length(&self) -> Option<u64> {
+        if self.is_complete() {
+            return Some(0);
+        }
         self.body.exact_length()
     }
 
@@ -152,9 +157,9 @@ impl Running {
 
     /// The server has finished, well or badly: the slot goes back at once, unless the exchange broke and the contract keeps it then. The
     /// connection is kept if it ended properly.
-    pub fn ended(self, why: WorkEnd, record: &mut Record) {
-        record.work_ended(why);
-        let kept = contract::kept_broken(&self.upstream.settings);
+    pub fn ended(self: Box<Self>, why: WorkEnd, record: &mut Record) {
+        let now = record.work_ended(why);
+        let kept = contract::kept_broken(&self.upstream().settings);
         if self.broke && why == WorkEnd::Failed && !kept.is_zero() {
             self.leftover(kept, Ended::Error)
                 .give_back(self.held.slot, record);
@@ -171,25 +176,29 @@ impl Running {
         if why != WorkEnd::Complete {
             return;
         }
-        let (worker, keep_idle) = (self.worker, self.keep_idle);
-        if self.body.is_complete() {
-            if let Some(conn) = self.body.into_idle() {
-                worker.pool.put(conn, keep_idle);
+        let (worker, body, keep_idle) = (self.worker, self.body, self.keep_idle);
+        if body.is_complete() {
+            if let Some(conn) = body.into_idle() {
+                worker.pool.put(conn, now, keep_idle);
             }
         } else if tokio::runtime::Handle::try_current().is_ok() {
             let pool = Arc::clone(&worker.pool);
             worker.tasks.spawn(async move {
-                if let Some(conn) = tail(self.body).await {
-                    pool.put(conn, keep_idle);
+                if let Some(conn) = tail(body).await {
+                    pool.put(conn, Instant::now(), keep_idle);
                 }
             });
         }
     }
 
+    fn upstream(&self) -> &Arc<Upstream> {
+        self.held.attendance.upstream()
+    }
+
     fn leftover(&self, kept: Duration, ended: Ended) -> Leftover {
         Leftover {
             worker: Arc::clone(&self.worker),
-            upstream: Arc::clone(&self.upstream),
+            upstream: Arc::clone(self.upstream()),
             endpoint: Some(Arc::clone(self.in_flight.endpoint())),
             kept,
             ended,
@@ -197,8 +206,8 @@ impl Running {
     }
 
     /// We end the exchange: it is closed (HTTP/1) or reset (HTTP/2) here and now; the slot is kept as long as the contract says.
-    fn cancelled(self, client_left: bool, record: &mut Record) {
-        let kept = contract::kept(&self.upstream.settings);
+    fn cancelled(self: Box<Self>, client_left: bool, record: &mut Record) {
+        let kept = record.kept_by_contract(&self.upstream().settings);
         let leftover = self.leftover(kept, Ended::Cancelled);
         let Held { slot, attendance } = self.held;
         record.left(&attendance);
@@ -236,14 +245,12 @@ impl Leftover {
         let asks = self.upstream.settings.abandon.confirm != Confirm::Off
             && record.has_worked()
             && (ended == Ended::Cancelled || !kept.is_zero());
-        if let (true, Some(endpoint), Some(generation)) =
-            (asks, self.endpoint, record.generation().cloned())
-        {
+        if let (true, Some(endpoint)) = (asks, self.endpoint) {
             let (keeper, arrives) = oneshot::channel();
             let closed = Closed {
                 upstream: self.upstream,
                 endpoint,
-                generation,
+                generation: Arc::clone(record.generation()),
                 linger: slot.linger_as(ended),
                 kept,
                 first_token: record.first_token_at(),
@@ -283,7 +290,7 @@ impl Leftover {
 fn lingering(record: &mut Record) -> Option<Listed> {
     let listed = record.hand_over_place();
     if let Some(listed) = &listed {
-        listed.entry().state(State::Lingering);
+        listed.entry().state(WorkState::Lingering);
     }
     listed
 }
@@ -316,7 +323,7 @@ async fn listen(
 }
 
 /// The call ended before its answer began, after an exchange had begun.
-pub fn gave_up(mut running: Running, rejection: &Rejection, record: &mut Record) {
+pub fn gave_up(mut running: Box<Running>, rejection: &Rejection, record: &mut Record) {
     note(rejection, record);
     running.held.attendance.tell(rejection);
     match rejection {
@@ -329,22 +336,25 @@ pub fn gave_up(mut running: Running, rejection: &Rejection, record: &mut Record)
 
 /// The call ended before there was an exchange, but with a slot.
 pub fn never_answered(
-    (worker, upstream): (&Arc<Worker>, &Arc<Upstream>),
+    Toward { worker, upstream }: Toward<'_>,
     held: Held,
-    rejection: &Rejection,
+    rejection: Rejection,
     record: &mut Record,
-) {
-    note(rejection, record);
+) -> Rejection {
+    note(&rejection, record);
     let Held {
         slot,
         mut attendance,
     } = held;
-    attendance.tell(rejection);
+    attendance.tell(&rejection);
     let (why, kept) = match rejection {
         Rejection::Gone
         | Rejection::Stopped(_)
         | Rejection::Timeout(Tier::ResponseHead | Tier::Total)
-        | Rejection::Draining => (WorkEnd::Cancelled, contract::kept(&upstream.settings)),
+        | Rejection::Draining => (
+            WorkEnd::Cancelled,
+            record.kept_by_contract(&upstream.settings),
+        ),
         _ => (WorkEnd::Failed, contract::kept_broken(&upstream.settings)),
     };
     // A server that was sent nothing has nothing to settle.
@@ -354,18 +364,10 @@ pub fn never_answered(
         Duration::ZERO
     };
     record.work_ended(why);
-    let tried = record.endpoint();
     let leftover = Leftover {
         worker: Arc::clone(worker),
         upstream: Arc::clone(upstream),
-        endpoint: tried
-            .and_then(|tried| {
-                upstream
-                    .endpoints
-                    .iter()
-                    .find(|e| Arc::ptr_eq(&e.authority, tried))
-            })
-            .cloned(),
+        endpoint: record.endpoint().cloned(),
         kept,
         ended: match why {
             WorkEnd::Cancelled => Ended::Cancelled,
@@ -380,10 +382,11 @@ pub fn never_answered(
         leftover.give_back(slot, record);
         attendance.done();
     }
+    rejection
 }
 
 /// We give up an answer under way whose client is still there.
-pub fn cancel(running: Running, record: &mut Record) {
+pub fn cancel(running: Box<Running>, record: &mut Record) {
     running.cancelled(false, record);
 }
 
@@ -407,7 +410,7 @@ pub fn note(rejection: &Rejection, record: &mut Record) {
 }
 
 /// The client of an answer under way has gone. Called from a body's drop: only hands over.
-pub fn client_left(running: Running, source: Source, mut record: Box<Record>, stalled: bool) {
+pub fn client_left(running: Box<Running>, source: Source, mut record: Box<Record>, stalled: bool) {
     let (outcome, wait) = if stalled {
         (Outcome::ClientStalled, WaitEnd::Stalled)
     } else {
@@ -430,8 +433,14 @@ pub fn client_left(running: Running, source: Source, mut record: Box<Record>, st
 }
 
 /// Does what the contract says for a call without a client.
-async fn fulfil(mut running: Running, source: Source, record: &mut Record) {
-    if running.held.attendance.leave().is_err() {
+async fn fulfil(mut running: Box<Running>, mut source: Source, record: &mut Record) {
+    if running.is_complete() {
+        // Only its client was slow: the server has no part in that.
+        source.see_end(running.dialect, &mut record.meter);
+        return running.ended(WorkEnd::Complete, record);
+    }
+    let entry = record.listed_entry().map(Arc::as_ref);
+    if running.held.attendance.leave(entry).is_err() {
         running.cancelled(true, record);
         return;
     }
@@ -447,8 +456,8 @@ async fn fulfil(mut running: Running, source: Source, record: &mut Record) {
 /// abandoned meanwhile. It ends with its terminal event, and at the latest at a bound of its contract, when the upstream falls silent, or
 /// when its total time is up.
 async fn read_on(running: &mut Running, mut source: Source, record: &mut Record) -> WorkEnd {
-    let silence = running.upstream.settings.timeouts.silence;
-    let entry = record.entry().cloned();
+    let silence = running.upstream().settings.timeouts.silence;
+    let entry = record.listed_entry().cloned();
     let killed = async {
         match &entry {
             Some(entry) => entry.killed().await,
@@ -486,7 +495,7 @@ async fn read_on(running: &mut Running, mut source: Source, record: &mut Record)
         let bound = bound.filter(|bound| *bound < until);
         data = tokio::select! {
             biased;
-            () = running.cut.raised() => return WorkEnd::Cancelled,
+            () = running.worker.caller.cut.raised() => return WorkEnd::Cancelled,
             () = &mut killed => return WorkEnd::Cancelled,
             data = listen(&mut running.body, entry.as_ref()) => data,
             () = tokio::time::sleep_until(bound.unwrap_or(until)) => {

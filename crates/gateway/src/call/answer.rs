@@ -7,25 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName,
-    HeaderValue, TRANSFER_ENCODING,
-};
-use http::{StatusCode, response};
+use http::{Response, StatusCode};
 use tidegate_wire::{Form, Piece, StreamScanner, Wrapped, answer_facts, wrap_error};
 use tokio::time::Instant;
 
 use super::aftermath::{self, Running};
-use super::attempt::Exchange;
 use super::body::OutBody;
+use super::budget::Lease;
 use super::deadline::{Patience, Tier};
 use super::downstream::{Downstream, Reader};
-use super::outcome::{Outcome, Phase, Rejection, WaitEnd, WorkEnd};
-use super::relay::{Relay, Unstarted};
+use super::outcome::{Outcome, Phase, Rejection, WorkEnd};
+use super::relay::{Relay, UnstartedRelay};
 use super::settle::Record;
 use super::source::Source;
 use super::wish::Wish;
-use super::{Generation, Held, ModelIn, RouteFacts, Step, Worker, assembled, headers};
+use super::{Generation, ModelIn, RouteFacts, Step, Worker, assembled};
+use crate::fields::{ContentKind, Field, Fields, UpstreamHead};
 use crate::upstream::Upstream;
 
 /// How long a head waits for the body that proves it. Long enough for a server that fails right after its head, short enough that
@@ -33,6 +30,8 @@ use crate::upstream::Upstream;
 pub const COMMIT_HOLD: Duration = Duration::from_millis(250);
 /// A body that is complete by then and no longer than this is handed on in one piece.
 const WHOLE_BYTES: usize = 256 * 1024;
+/// So much of an answer that keeps its slot is handed on at a time.
+const PIECE_BYTES: usize = 16 * 1024;
 /// Longest that an error's body may take; its status is already known and matters more.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(5);
 
@@ -41,74 +40,64 @@ static UNREADABLE: Bytes = Bytes::from_static(
     b"the model server's error came compressed, which was not asked for; its words are in its own log",
 );
 
-const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
-/// On an answer that took more than one attempt: how many.
-const ATTEMPTS: HeaderName = HeaderName::from_static("x-tidegate-attempts");
-
-/// Status and fields that go downstream; framing is added by hyper.
+/// Status and fields that go downstream; framing is added by the connection.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct AnswerHead {
     pub status: StatusCode,
-    pub headers: HeaderMap,
+    pub fields: Fields,
 }
 
 /// What the front sends.
 #[derive(Debug)]
 pub struct Answer {
-    pub head: Head,
+    pub head: AnswerHead,
     pub body: OutBody,
 }
 
 /// What the way from head to commit acts on.
 #[derive(Debug)]
 pub struct Commit<'a> {
+    /// When the head was here.
+    pub came: Instant,
     pub worker: &'a Arc<Worker>,
     pub generation: &'a Arc<Generation>,
     pub upstream: &'a Arc<Upstream>,
-    pub patience: &'a Patience,
+    pub patience: &'a Patience<'a>,
     pub route: RouteFacts,
     pub wish: Wish,
-    pub downstream: Arc<Downstream>,
-    pub reader: Arc<Reader>,
+    pub downstream: &'a Arc<Downstream>,
+    pub reader: &'a Arc<Reader>,
 }
 
 /// Decides how the answer goes on. On an error everything that was held has been given back.
 pub(super) async fn begin(
-    commit: Commit<'_>,
-    exchange: Exchange,
-    held: Held,
+    commit: &Commit<'_>,
+    head: &mut UpstreamHead,
+    mut running: Box<Running>,
     record: &mut Record,
 ) -> Result<Step, Rejection> {
-    let Exchange {
-        head,
-        body,
-        in_flight,
-        keep_idle,
-        ..
-    } = exchange;
-    record.head();
-    let mut running = Running::new(body, held, in_flight, keep_idle, &commit);
-    running.is_error = !head.status.is_success();
-    let begun = if is_framed_twice(&head.headers) {
+    commit.upstream.notice(&head.fields);
+    let mut lease = commit.worker.caller.answers.lease();
+    let begun = if head.told.is_framed_twice() {
         Err(Rejection::UnexpectedContent {
             what: "an answer whose length can be read in two ways",
         })
     } else if head.status.is_success() {
-        success(&commit, &head, &mut running, record).await
+        success(commit, head, &mut running, (record, &mut lease)).await
     } else {
-        refused(&commit, &head, &mut running, record).await
+        // Boxed: rare, and a large part of the call's future otherwise.
+        Box::pin(refused(commit, head, &mut running, record)).await
     };
     record.left(running.attendance());
-    match begun {
+    match begun.and_then(|begun| stay(begun, lease, commit, (&running, record))) {
         Ok(Begun::Whole(head, bytes)) => {
             record.status(head.status.as_u16());
             record.sent_downstream(bytes.len());
             record.outcome(Outcome::Ok, None);
+            record.answered();
             let writer = running.attendance_mut().take_writer();
             running.ended(WorkEnd::Complete, record);
-            record.wait_ended(WaitEnd::Answered);
-            record.phase(Phase::Done);
-            Ok(Step::Answered(Box::new(head), bytes, writer))
+            Ok(Step::Answered(head, bytes, writer))
         }
         Ok(Begun::Flowing(head, source)) => {
             record.status(head.status.as_u16());
@@ -117,8 +106,8 @@ pub(super) async fn begin(
             } else {
                 Phase::WaitingFirstEvent
             });
-            let relay = Unstarted::new(&commit, running, source);
-            Ok(Step::Relaying(Box::new(head), Box::new(relay)))
+            let relay = UnstartedRelay::new(commit, running, source);
+            Ok(Step::Relaying(head, Box::new(relay)))
         }
         Err(rejection) => {
             aftermath::gave_up(running, &rejection, record);
@@ -127,25 +116,44 @@ pub(super) async fn begin(
     }
 }
 
-/// Two servers on the way may disagree where such an answer ends (RFC 9112 §6.3).
-fn is_framed_twice(headers: &HeaderMap) -> bool {
-    headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH)
+enum Begun {
+    Whole(AnswerHead, Bytes),
+    Flowing(AnswerHead, Source),
 }
 
-enum Begun {
-    Whole(Head, Bytes),
-    Flowing(Head, Source),
+/// Where an answer stays that is here in one piece and may be read slowly. Its slot is free at once, and its bytes are counted until its client
+/// has them; if there is no room for that, it keeps its slot and goes on as an answer does that is still coming, which bounds it as well.
+fn stay(
+    begun: Begun,
+    mut lease: Lease<'_>,
+    commit: &Commit<'_>,
+    (running, record): (&Running, &mut Record),
+) -> Result<Begun, Rejection> {
+    let Begun::Whole(head, bytes) = begun else {
+        return Ok(begun);
+    };
+    let max = commit.generation.config.limits.answers_total_bytes;
+    if bytes.is_empty() || lease.set(bytes.len(), max) {
+        return Ok(Begun::Whole(head, lease.around(bytes)));
+    }
+    if !running.is_complete() {
+        return Err(Rejection::AnswersFull); // an error's body that broke off
+    }
+    record.work_ended(WorkEnd::Complete);
+    // Each piece is let go by itself.
+    let pieces = bytes.chunks(PIECE_BYTES).map(Bytes::copy_from_slice);
+    let source = Source::plain(pieces.collect(), Some(0), false);
+    Ok(Begun::Flowing(head, source))
 }
 
 async fn success(
     commit: &Commit<'_>,
-    head: &response::Parts,
+    head: &mut UpstreamHead,
     running: &mut Running,
-    record: &mut Record,
+    (record, lease): (&mut Record, &mut Lease<'_>),
 ) -> Result<Begun, Rejection> {
-    record.phase(Phase::WaitingFirstEvent);
-    let kind = content_kind(&head.headers);
-    let encoded = is_encoded(&head.headers);
+    record.phase_from(Phase::WaitingFirstEvent, commit.came);
+    let kind = head.told.kind;
     if kind == ContentKind::Html && commit.route.model == ModelIn::Body {
         record.outcome(Outcome::UnexpectedContentType, Some("html"));
         return Err(Rejection::UnexpectedContent {
@@ -153,22 +161,22 @@ async fn success(
         });
     }
     let events = kind == ContentKind::Events || (commit.wish.stream && kind != ContentKind::Html);
-    if encoded || !events || is_head_only(head) {
+    if head.told.is_encoded || !events || is_head_only(head) {
         return plain(commit, head, running, record).await;
     }
     if let Some(form) = commit.wish.assemble {
-        let bytes = assembled::gather(commit, form, running, record).await?;
+        let bytes = Box::pin(assembled::gather(commit, form, running, (record, lease))).await?;
         let mut out = out_head(commit, head, record);
-        whole_answer_headers(&mut out.headers, form);
+        whole_answer_fields(&mut out.fields, form);
         return Ok(Begun::Whole(out, bytes));
     }
-    stream(commit, head, kind, running, record).await
+    Box::pin(stream(commit, head, kind, running, record)).await
 }
 
 /// An answer that is passed on as bytes.
 async fn plain(
     commit: &Commit<'_>,
-    head: &response::Parts,
+    head: &mut UpstreamHead,
     running: &mut Running,
     record: &mut Record,
 ) -> Result<Begun, Rejection> {
@@ -179,11 +187,11 @@ async fn plain(
         record.outcome_if_plain(commit.wish.stream);
         return Ok(Begun::Flowing(
             out,
-            Source::plain(gathered, running.exact_length(), is_json(&head.headers)),
+            Source::plain(gathered, running.exact_length(), head.told.is_json),
         ));
     }
     let bytes = join(gathered);
-    if ends_with_connection(head) && is_json(&head.headers) && !is_whole_json(&bytes) {
+    if ends_with_connection(head) && head.told.is_json && !is_whole_json(&bytes) {
         return Err(Rejection::Truncated);
     }
     let facts = answer_facts(commit.route.dialect, &bytes);
@@ -200,7 +208,7 @@ async fn plain(
 /// An answer that is a stream of events, or ought to be one.
 async fn stream(
     commit: &Commit<'_>,
-    head: &response::Parts,
+    head: &mut UpstreamHead,
     kind: ContentKind,
     running: &mut Running,
     record: &mut Record,
@@ -210,7 +218,7 @@ async fn stream(
         commit.generation.config.limits.event_bytes,
     );
     let first_event = commit.upstream.settings.timeouts.first_event;
-    let hold = Instant::now() + COMMIT_HOLD;
+    let hold = commit.came + COMMIT_HOLD;
     let mut first: Option<Piece> = None;
     let mut seen_any = false;
     while first.is_none() {
@@ -251,7 +259,7 @@ async fn stream(
         return Err(Rejection::Truncated);
     }
     let mut out = out_head(commit, head, record);
-    event_stream_headers(&mut out.headers);
+    event_stream_fields(&mut out.fields, kind);
     Ok(Begun::Flowing(
         out,
         Source::events(scanner, first, commit.wish.strip_usage),
@@ -261,7 +269,7 @@ async fn stream(
 /// Any status but success: the upstream's own words, in a shape that the client's SDK can read.
 async fn refused(
     commit: &Commit<'_>,
-    head: &response::Parts,
+    head: &mut UpstreamHead,
     running: &mut Running,
     record: &mut Record,
 ) -> Result<Begun, Rejection> {
@@ -288,37 +296,33 @@ async fn refused(
     // In one piece: a key may lie across two.
     let mask = &commit.upstream.mask;
     let bytes = mask.hide(join(gathered));
-    if is_encoded(&head.headers) && !mask.is_empty() {
+    if head.told.is_encoded && !mask.is_empty() {
         // Nobody asked for that, and whether the key is in it cannot be seen.
-        out.headers.remove(CONTENT_ENCODING);
-        return Ok(in_our_words(commit, out, None, &UNREADABLE));
+        out.fields.remove(Field::ContentEncoding);
+        out.fields.remove(Field::ContentType);
+        return Ok(in_our_words(commit, out, &UNREADABLE));
     }
     if !complete {
         return Ok(Begun::Flowing(
             out,
-            Source::plain(vec![bytes], running.exact_length(), is_json(&head.headers)),
+            Source::plain(vec![bytes], running.exact_length(), head.told.is_json),
         ));
     }
-    let content_type = head.headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok());
-    if head.headers.contains_key(CONTENT_ENCODING) || head.status == StatusCode::NOT_MODIFIED {
+    if head.told.names_encoding() || head.status == StatusCode::NOT_MODIFIED {
         return Ok(Begun::Whole(out, bytes));
     }
-    Ok(in_our_words(commit, out, content_type, &bytes))
+    Ok(in_our_words(commit, out, &bytes))
 }
 
 /// An error in the dialect's shape, if it is not in that already.
-fn in_our_words(
-    commit: &Commit<'_>,
-    mut out: Head,
-    content_type: Option<&str>,
-    bytes: &Bytes,
-) -> Begun {
+fn in_our_words(commit: &Commit<'_>, mut out: AnswerHead, bytes: &Bytes) -> Begun {
     let status = out.status.as_u16();
+    let content_type = out.fields.get(Field::ContentType);
+    let content_type = content_type.and_then(|v| str::from_utf8(v).ok());
     match wrap_error(commit.route.dialect, status, content_type, bytes) {
         Wrapped::AsIs => Begun::Whole(out, bytes.clone()),
         Wrapped::Replaced(bytes) => {
-            let json = HeaderValue::from_static("application/json");
-            out.headers.insert(CONTENT_TYPE, json);
+            out.fields.insert(Field::ContentType, "application/json");
             Begun::Whole(out, bytes)
         }
     }
@@ -345,7 +349,7 @@ async fn gather(
     } else {
         COMMIT_HOLD
     };
-    let hold = Instant::now() + hold;
+    let hold = commit.came + hold;
     let mut length = 0;
     loop {
         // The first byte may take its time: nothing has been promised yet, and a status is worth more than an early head.
@@ -412,51 +416,13 @@ fn join(mut frames: Vec<Bytes>) -> Bytes {
     joined.freeze()
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ContentKind {
-    Events,
-    Html,
-    Other,
-}
-
-fn content_kind(headers: &HeaderMap) -> ContentKind {
-    let value = headers
-        .get(CONTENT_TYPE)
-        .map(|v| v.as_bytes().to_ascii_lowercase())
-        .unwrap_or_default();
-    let essence = value
-        .split(|b| *b == b';')
-        .next()
-        .unwrap_or_default()
-        .trim_ascii();
-    match essence {
-        b"text/event-stream" => ContentKind::Events,
-        b"text/html" | b"application/xhtml+xml" => ContentKind::Html,
-        _ => ContentKind::Other,
-    }
-}
-
 /// HTTP says nothing of where such a body ends: a server that died looks like one that is done.
-fn ends_with_connection(head: &response::Parts) -> bool {
-    let framed =
-        head.headers.contains_key(CONTENT_LENGTH) || head.headers.contains_key(TRANSFER_ENCODING);
-    !framed && head.version < http::Version::HTTP_2
-}
-
-fn is_encoded(headers: &HeaderMap) -> bool {
-    let encoding = headers.get(CONTENT_ENCODING);
-    encoding.is_some_and(|v| !v.as_bytes().eq_ignore_ascii_case(b"identity"))
+fn ends_with_connection(head: &UpstreamHead) -> bool {
+    !head.told.is_framed() && head.version < http::Version::HTTP_2
 }
 
 fn is_whole_json(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
-}
-
-fn is_json(headers: &HeaderMap) -> bool {
-    let value = headers
-        .get(CONTENT_TYPE)
-        .map(|v| v.as_bytes().to_ascii_lowercase());
-    value.is_some_and(|v| memchr::memmem::find(&v, b"json").is_some())
 }
 
 /// A mislabelled stream still begins like one: with a field name, a comment or an empty line.
@@ -479,57 +445,75 @@ fn status_class(status: StatusCode) -> &'static str {
     }
 }
 
-fn out_head(commit: &Commit<'_>, head: &response::Parts, record: &Record) -> Head {
-    let mut headers = headers::to_downstream(&head.headers);
-    commit.upstream.mask.hide_in(&mut headers);
+/// Takes the fields out of `head`.
+fn out_head(commit: &Commit<'_>, head: &mut UpstreamHead, record: &Record) -> AnswerHead {
+    let mut fields = std::mem::take(&mut head.fields);
+    commit.upstream.mask.hide_in(&mut fields);
     if record.attempts() > 1 {
-        headers.insert(ATTEMPTS, HeaderValue::from(record.attempts()));
+        // On an answer that took more than one attempt: how many.
+        fields.insert(Field::XTidegateAttempts, record.attempts().to_string());
     }
-    Head {
+    AnswerHead {
         status: head.status,
-        headers,
+        fields,
     }
 }
 
 /// What keeps proxies on the way from holding events back. The upstream's own wishes are kept where they say the same.
-fn event_stream_headers(headers: &mut HeaderMap) {
-    if content_kind(headers) != ContentKind::Events {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+fn event_stream_fields(fields: &mut Fields, kind: ContentKind) {
+    if kind != ContentKind::Events || !fields.has(Field::ContentType) {
+        fields.insert(Field::ContentType, "text/event-stream");
     }
-    let uncached = headers.get(CACHE_CONTROL).is_some_and(|v| {
-        v.to_str()
-            .is_ok_and(|v| v.contains("no-cache") || v.contains("no-store"))
+    let uncached = fields.get(Field::CacheControl).is_some_and(|v| {
+        str::from_utf8(v).is_ok_and(|v| v.contains("no-cache") || v.contains("no-store"))
     });
     if !uncached {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        fields.insert(Field::CacheControl, "no-cache");
     }
-    headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+    fields.insert(Field::XAccelBuffering, "no");
 }
 
 /// What a stream's head says and a whole answer's does not.
-fn whole_answer_headers(headers: &mut HeaderMap, form: Form) {
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(form.content_type()));
-    headers.remove(CACHE_CONTROL);
-    headers.remove(X_ACCEL_BUFFERING);
+fn whole_answer_fields(fields: &mut Fields, form: Form) {
+    fields.insert(Field::ContentType, form.content_type());
+    fields.remove(Field::CacheControl);
+    fields.remove(Field::XAccelBuffering);
 }
 
 /// 204 and the like have no body to look at.
-fn is_head_only(head: &response::Parts) -> bool {
+fn is_head_only(head: &UpstreamHead) -> bool {
     head.status == StatusCode::NO_CONTENT || head.status == StatusCode::RESET_CONTENT
 }
 
 impl Answer {
-    pub fn whole(head: Head, bytes: Bytes) -> Self {
+    /// Made here.
+    pub fn json(status: StatusCode, body: Bytes) -> Self {
+        let mut fields = Fields::default();
+        fields.append(Field::ContentType, "application/json");
+        Self::whole(AnswerHead { status, fields }, body)
+    }
+
+    pub fn whole(head: AnswerHead, bytes: Bytes) -> Self {
         Self {
             head,
             body: OutBody::whole(bytes),
         }
     }
 
-    pub fn relaying(head: Head, relay: Relay) -> Self {
+    pub fn relaying(head: AnswerHead, relay: Relay) -> Self {
         Self {
             head,
             body: OutBody::relay(Box::new(relay)),
         }
+    }
+}
+
+/// For HTTP/2.
+impl From<Answer> for Response<OutBody> {
+    fn from(answer: Answer) -> Self {
+        let mut response = Self::new(answer.body);
+        *response.status_mut() = answer.head.status;
+        *response.headers_mut() = answer.head.fields.to_map();
+        response
     }
 }

@@ -1,7 +1,8 @@
 //! An answer that was asked for as a stream and goes on in one piece.
 //!
 //! Nothing is handed on before all of it is here, so every failure has its true status. The client is watched all the while: when it leaves,
-//! the exchange ends as that of a stream does.
+//! the exchange ends as that of a stream does. Its bytes are counted from the first that is gathered on; [`answer`](super::answer) has them counted
+//! until the last has left for the client.
 
 use bytes::Bytes;
 use tidegate_wire::{AssembleError, Assembler, Facts, Form, answer_facts};
@@ -9,26 +10,31 @@ use tokio::time::{Duration, Instant};
 
 use super::aftermath::Running;
 use super::answer::Commit;
+use super::budget::Lease;
 use super::deadline::Tier;
 use super::outcome::{Outcome, Phase, Rejection};
 use super::settle::Record;
 use crate::upstream::mask::Mask;
 
-/// Reads the stream to its end and gives the whole answer.
+/// Reads the stream to its end and gives the whole answer, for whose bytes `lease` has room.
 ///
 /// # Errors
 ///
-/// [`Rejection::UpstreamFailed`], [`Rejection::Truncated`], [`Rejection::AnswerTooLarge`], [`Rejection::UnexpectedContent`], and those of
-/// [`Patience::within`](super::deadline::Patience::within).
+/// [`Rejection::UpstreamFailed`], [`Rejection::Truncated`], [`Rejection::AnswerTooLarge`], [`Rejection::AnswersFull`],
+/// [`Rejection::UnexpectedContent`], and those of [`Patience::within`](super::deadline::Patience::within).
 pub(super) async fn gather(
     commit: &Commit<'_>,
     form: Form,
     running: &mut Running,
-    record: &mut Record,
+    (record, lease): (&mut Record, &mut Lease<'_>),
 ) -> Result<Bytes, Rejection> {
     let dialect = commit.route.dialect;
-    let limit = commit.generation.config.limits.assembled_bytes;
-    let mut assembler = Assembler::new(dialect, form, limit);
+    let limits = &commit.generation.config.limits;
+    let mut assembler = Assembler::new(dialect, form, limits.assembled_bytes);
+    let mut count = |bytes| match lease.set(bytes, limits.answers_total_bytes) {
+        true => Ok(()),
+        false => Err(Rejection::AnswersFull),
+    };
     let mut clock = Clock::new();
     let rejection = |error| rejection(error, &commit.upstream.mask);
     while !assembler.is_done() {
@@ -51,6 +57,7 @@ pub(super) async fn gather(
                 record.first_token();
             }
         }
+        count(assembler.held_bytes())?;
         if running.is_past_bound(record.meter.since_left()) {
             return Err(Rejection::Gone);
         }
@@ -60,6 +67,7 @@ pub(super) async fn gather(
         record.outcome(Outcome::UpstreamError, Some("error_in_200"));
         return Ok(commit.upstream.mask.hide(whole));
     }
+    count(whole.len())?;
     Ok(whole)
 }
 
@@ -118,7 +126,7 @@ fn rejection(error: AssembleError, mask: &Mask) -> Rejection {
         AssembleError::Malformed(what) => Rejection::UnexpectedContent { what },
         AssembleError::Failed(mut error) => {
             error.message = mask.hide_text(error.message);
-            Rejection::UpstreamFailed(error)
+            Rejection::UpstreamFailed(Box::new(error))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Endpoint → connection → request → response head. One exchange, or a reason why there is none.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::pin::{Pin, pin};
@@ -7,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Uri, response};
+use http::{Request, Uri};
+use tokio::time::Instant;
 
 use super::attendance::Attendance;
 use super::deadline::{Patience, Tier};
@@ -15,11 +17,12 @@ use super::outcome::{ConnectFailure, Phase, Rejection};
 use super::retry::{self, Failure, Next};
 use super::settle::Record;
 use super::upload::Upload;
-use super::{Prepared, Worker, headers};
+use super::{Prepared, Toward, Worker};
+use crate::fields::UpstreamHead;
 use crate::telemetry::metrics::UpstreamReason;
 use crate::upstream::endpoint::InFlight;
-use crate::upstream::exchange::{Http2, RequestBody, UpstreamBody};
-use crate::upstream::http1::{Http1, RequestHead};
+use crate::upstream::exchange::{Http2, RequestBody, Stream, UpstreamBody};
+use crate::upstream::http1::{Http1, SentHead};
 use crate::upstream::pool::Checkout;
 use crate::upstream::socket::UpstreamIo;
 use crate::upstream::upload::{Progress, UploadError};
@@ -28,13 +31,11 @@ use crate::upstream::{EndpointState, Upstream, connect, pick};
 /// A request under way, answered as far as its head.
 #[derive(Debug)]
 pub struct Exchange {
-    pub head: http::response::Parts,
+    pub head: Box<UpstreamHead>,
     pub body: UpstreamBody,
     pub in_flight: InFlight,
     /// How long the connection may be kept for another call.
     pub keep_idle: Duration,
-    /// The endpoint's name; the request's own share of memory is already given back.
-    pub endpoint: Arc<str>,
 }
 
 /// Tries until an answer begins or trying again would not be safe.
@@ -43,9 +44,9 @@ pub struct Exchange {
 ///
 /// Why no answer began. [`Rejection::Broken`] says that the request may have run all the same.
 pub async fn until_head(
-    (worker, upstream): (&Arc<Worker>, &Arc<Upstream>),
-    patience: &Patience,
-    mut prepared: Prepared,
+    Toward { worker, upstream }: Toward<'_>,
+    patience: &Patience<'_>,
+    prepared: &mut Prepared<'_>,
     attendance: &mut Attendance,
     record: &mut Record,
 ) -> Result<Exchange, Rejection> {
@@ -54,30 +55,23 @@ pub async fn until_head(
     loop {
         let endpoint = match fresh.take() {
             Some(endpoint) => endpoint,
-            None => {
-                let turn = fastrand::usize(..);
-                Arc::clone(
-                    pick::pick(&upstream.endpoints, &tried, turn)
-                        .ok_or(Rejection::Connect(ConnectFailure::Unreachable))?,
-                )
-            }
+            None => pick::pick(&upstream.endpoints, &tried, || fastrand::usize(..))
+                .ok_or(Rejection::Connect(ConnectFailure::Unreachable))?,
         };
         let in_flight = endpoint.enter();
-        let only_fresh = tried
-            .last()
-            .is_some_and(|last| Arc::ptr_eq(last, &endpoint));
+        let only_fresh = tried.last().is_some_and(|last| Arc::ptr_eq(last, endpoint));
         let mut trial = Trial {
             worker,
             upstream,
             patience,
             attendance,
-            endpoint: &endpoint,
+            endpoint,
         };
-        let failed = match trial.run(&mut prepared, only_fresh, record).await? {
+        let failed = match trial.run(prepared, only_fresh, record).await? {
             Ok(begun) => return Ok(under_way(upstream, begun, in_flight)),
             Err(failed) => failed,
         };
-        tried.push(Arc::clone(&endpoint));
+        tried.push(Arc::clone(endpoint));
         let others = upstream
             .endpoints
             .iter()
@@ -97,16 +91,17 @@ pub async fn until_head(
 }
 
 /// An answer that has begun.
-type Begun = (response::Parts, UpstreamBody);
+type Begun = (Box<UpstreamHead>, UpstreamBody);
 
 fn under_way(upstream: &Upstream, (head, body): Begun, in_flight: InFlight) -> Exchange {
     let idle = upstream.settings.pool.idle;
     // The server says when it will hang up; half a second before that the connection is no longer used.
-    let told = headers::keep_alive_seconds(&head.headers)
+    let told = head
+        .told
+        .keep_alive
         .map(|s| Duration::from_secs(s).saturating_sub(Duration::from_millis(500)));
     Exchange {
         keep_idle: told.map_or(idle, |told| told.min(idle)),
-        endpoint: Arc::clone(&in_flight.endpoint().authority),
         head,
         body,
         in_flight,
@@ -131,7 +126,7 @@ impl Failed {
 struct Trial<'a> {
     worker: &'a Arc<Worker>,
     upstream: &'a Arc<Upstream>,
-    patience: &'a Patience,
+    patience: &'a Patience<'a>,
     attendance: &'a mut Attendance,
     endpoint: &'a Arc<EndpointState>,
 }
@@ -140,30 +135,36 @@ impl Trial<'_> {
     /// The outer error ends the call; the inner one only this try.
     async fn run(
         &mut self,
-        prepared: &mut Prepared,
+        prepared: &mut Prepared<'_>,
         only_fresh: bool,
         record: &mut Record,
     ) -> Result<Result<Begun, Failed>, Rejection> {
-        record.attempt(&self.endpoint.authority);
+        record.attempt(self.endpoint);
+        let now = Instant::now();
         let pooled = if only_fresh {
             None
         } else {
-            self.worker.pool.checkout(self.endpoint)
+            self.worker.pool.checkout(self.endpoint, now)
         };
         let conn = match pooled {
-            Some(conn) => conn,
+            Some(conn) => {
+                record.phase_from(Phase::WaitingHead, now);
+                conn
+            }
             // Boxed: rare, and a large part of the call's future otherwise.
             None => match Box::pin(self.open(record)).await? {
-                Ok(conn) => conn,
+                Ok(conn) => {
+                    record.phase(Phase::WaitingHead);
+                    conn
+                }
                 Err(failed) => return Ok(Err(failed)),
             },
         };
-        record.phase(Phase::WaitingHead);
         let sending = match &prepared.upload {
             Upload::Streamed { body, .. } => Some(body.sent().clone()),
             Upload::Whole { .. } | Upload::Gone => None,
         };
-        let target = self.target(&prepared.path_and_query)?;
+        let target = self.target(prepared.path_and_query)?;
         record.sent();
         self.exchange(conn, prepared, target, sending.as_ref())
             .await
@@ -172,25 +173,26 @@ impl Trial<'_> {
     async fn exchange(
         &mut self,
         conn: Checkout,
-        prepared: &mut Prepared,
-        target: PathAndQuery,
+        prepared: &mut Prepared<'_>,
+        target: Cow<'_, PathAndQuery>,
         sending: Option<&Progress>,
     ) -> Result<Result<Begun, Failed>, Rejection> {
         let (sent, reused) = match conn {
             Checkout::Http1(mut conn) => {
-                let body = prepared.upload.body();
-                let head = RequestHead {
-                    method: &prepared.method,
+                let body = prepared.upload.body_apart();
+                let head = SentHead {
+                    method: prepared.method,
                     target: target.as_str(),
                     host: &self.endpoint.authority,
-                    headers: &prepared.headers,
+                    fields: &prepared.fields,
+                    body: prepared.upload.small(),
                 };
                 let sent = self.head(sending, pin!(conn.send(head, body))).await?;
                 let reused = conn.reused;
-                (sent.map(|parts| (parts, UpstreamBody::Http1(conn))), reused)
+                (sent.map(|head| (head, UpstreamBody::Http1(conn))), reused)
             }
             Checkout::Http2(mut place) => {
-                let request = self.http2_request(prepared, target)?;
+                let request = self.http2_request(prepared, target.into_owned())?;
                 let sent = self.head(sending, pin!(place.conn.send(request))).await;
                 // A slow server or a dead connection: nobody can tell. Later calls are not put to the same test.
                 if matches!(sent, Err(Rejection::Timeout(_))) {
@@ -203,7 +205,8 @@ impl Trial<'_> {
                 }
                 let begun = sent.map(|response| {
                     let (parts, body) = response.into_parts();
-                    (parts, UpstreamBody::Http2 { body, place })
+                    let body = UpstreamBody::Http2(Box::new(Stream { body, place }));
+                    (Box::new(UpstreamHead::of(&parts)), body)
                 });
                 (begun, reused)
             }
@@ -221,12 +224,13 @@ impl Trial<'_> {
     }
 
     /// The endpoint's base path and what the client asked for.
-    fn target(&self, asked: &PathAndQuery) -> Result<PathAndQuery, Rejection> {
+    fn target<'a>(&self, asked: &'a PathAndQuery) -> Result<Cow<'a, PathAndQuery>, Rejection> {
         let base = &self.endpoint.address.base_path;
         if base.is_empty() {
-            return Ok(asked.clone());
+            return Ok(Cow::Borrowed(asked));
         }
         PathAndQuery::try_from(format!("{base}{asked}"))
+            .map(Cow::Owned)
             .map_err(|_| Rejection::BadPath("it is not a valid request target"))
     }
 
@@ -244,7 +248,10 @@ impl Trial<'_> {
                 .attendance
                 .within(self.patience, Tier::ResponseHead, left, send.as_mut())
                 .await;
-            let stalled = sending.map_or(limit, Progress::stalled);
+            let Some(sending) = sending else {
+                return step;
+            };
+            let stalled = sending.stalled();
             match step {
                 Err(Rejection::Timeout(Tier::ResponseHead)) if stalled < limit => {
                     left = limit - stalled;
@@ -256,12 +263,12 @@ impl Trial<'_> {
 
     fn http2_request(
         &self,
-        prepared: &mut Prepared,
+        prepared: &mut Prepared<'_>,
         target: PathAndQuery,
     ) -> Result<Request<RequestBody>, Rejection> {
         let mut request = Request::new(prepared.upload.body());
         *request.method_mut() = prepared.method.clone();
-        *request.headers_mut() = prepared.headers.clone();
+        *request.headers_mut() = prepared.fields.to_map();
         *request.version_mut() = http::Version::HTTP_2;
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(if self.endpoint.address.tls {
@@ -386,7 +393,11 @@ impl Trial<'_> {
             if self.endpoint.shortage_is_news() {
                 tracing::warn!(error = %why, %upstream, %endpoint, "no socket left to connect with; raise the descriptor limit (LimitNOFILE, ulimit -n) or net.ipv4.ip_local_port_range, or lower pool.connections_max");
             }
-        } else if self.endpoint.eject(self.upstream.settings.pool.eject) {
+        } else if self.endpoint.eject(
+            self.upstream.settings.pool.eject,
+            rejection.reason(),
+            why.to_string(),
+        ) {
             tracing::warn!(error = %why, %upstream, %endpoint, "cannot connect; the endpoint is left out for a while");
         }
         rejection

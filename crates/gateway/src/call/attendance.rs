@@ -10,9 +10,8 @@ use tokio::time::Instant;
 use super::attach::orphan::{Orphan, Who, Writer};
 use super::contract::{self, Bound, Bounds, Fate, Leaving};
 use super::deadline::{Patience, Tier};
+use super::entry::Entry;
 use super::outcome::Rejection;
-use super::settle::Record;
-use super::table::Entry;
 use crate::upstream::Upstream;
 
 /// The client's side of a call that has its slot. Dropping it says that the client has left.
@@ -29,11 +28,10 @@ pub struct Attendance {
     overrun: Option<Bound>,
     /// A retry can take the call up.
     orphan: Option<Arc<Orphan>>,
-    writer: Option<Writer>,
+    /// Boxed: rare, and a large part of a call otherwise.
+    writer: Option<Box<Writer>>,
     /// Its first client is there, as far as is known.
     first: bool,
-    /// What others see of the call.
-    entry: Option<Arc<Entry>>,
 }
 
 /// When the client left, and how far the call goes on without it.
@@ -46,20 +44,18 @@ struct Left {
 }
 
 impl Attendance {
-    /// `writer`: what a retry can take the call up by. `record`: of the call, which others see leave.
+    /// `writer`: what a retry can take the call up by.
     pub fn new(
         waiter: Waiter,
         upstream: &Arc<Upstream>,
         background: bool,
         writer: Option<Writer>,
-        record: &Record,
     ) -> Self {
         Self {
             waiter: Some(waiter),
             background,
             orphan: writer.as_ref().map(|writer| Arc::clone(writer.orphan())),
-            writer,
-            entry: record.entry().cloned(),
+            writer: writer.map(Box::new),
             ..Self::without_slot(upstream)
         }
     }
@@ -76,7 +72,6 @@ impl Attendance {
             orphan: None,
             writer: None,
             first: true,
-            entry: None,
         }
     }
 
@@ -92,14 +87,14 @@ impl Attendance {
     /// As safe as `work`, which is pinned where it is: taken by value it would be in the call's future several times.
     pub async fn within<T>(
         &mut self,
-        patience: &Patience,
+        patience: &Patience<'_>,
         tier: Tier,
         limit: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Rejection> {
         if self.left.is_none() && self.first {
             match patience.within(tier, limit, work.as_mut()).await {
-                Err(Rejection::Gone) => self.first_left()?,
+                Err(Rejection::Gone) => self.first_left(patience.entry())?,
                 other => return other,
             }
         }
@@ -109,7 +104,7 @@ impl Attendance {
 
     async fn within_alone<T>(
         &mut self,
-        patience: &Patience,
+        patience: &Patience<'_>,
         tier: Tier,
         limit: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
@@ -117,7 +112,7 @@ impl Attendance {
         let alone = patience.alone();
         let end = Instant::now() + limit;
         loop {
-            let who = self.follow()?;
+            let who = self.follow(patience.entry())?;
             let limit = end.saturating_duration_since(Instant::now());
             tokio::select! {
                 biased;
@@ -131,38 +126,38 @@ impl Attendance {
                 () = changed(self.orphan.as_ref(), who) => {}
                 () = closing(self.orphan.as_ref()), if who == Who::Nobody => {
                     self.no_orphan();
-                    self.leave()?;
+                    self.leave(patience.entry())?;
                 }
             }
         }
     }
 
     /// The client that began the call has left, unless its retry waits already.
-    fn first_left(&mut self) -> Result<(), Rejection> {
+    fn first_left(&mut self, entry: Option<&Entry>) -> Result<(), Rejection> {
         self.first = false;
         if self
             .orphan
             .as_ref()
             .is_none_or(|orphan| orphan.first_left())
         {
-            self.leave()?;
+            self.leave(entry)?;
         }
         Ok(())
     }
 
-    /// Goes by who waits for the call now, which is told; without a tape nobody new can.
+    /// Goes by who waits for the call now, which is told; without a tape nobody new can. `entry`: what others see of the call.
     ///
     /// # Errors
     ///
     /// As [`leave`](Self::leave).
-    pub fn follow(&mut self) -> Result<Who, Rejection> {
+    pub fn follow(&mut self, entry: Option<&Entry>) -> Result<Who, Rejection> {
         let Some(orphan) = &self.orphan else {
             return Ok(Who::Nobody);
         };
         let who = orphan.who();
         match who {
             Who::First => {}
-            Who::Nobody => self.leave()?,
+            Who::Nobody => self.leave(entry)?,
             Who::Retry(_) => self.come_back(),
         }
         Ok(who)
@@ -182,7 +177,7 @@ impl Attendance {
     }
 
     /// The tape goes with the answer.
-    pub fn take_writer(&mut self) -> Option<Writer> {
+    pub fn take_writer(&mut self) -> Option<Box<Writer>> {
         self.writer.take()
     }
 
@@ -215,12 +210,12 @@ impl Attendance {
         self.overrun = Some(self.left.map_or(Bound::Time, |left| left.late));
     }
 
-    /// The client has left, and the request was sent.
+    /// The client has left, and the request was sent. Others see it in `entry`.
     ///
     /// # Errors
     ///
     /// [`Rejection::Gone`] if the exchange is to be closed now.
-    pub fn leave(&mut self) -> Result<(), Rejection> {
+    pub fn leave(&mut self, entry: Option<&Entry>) -> Result<(), Rejection> {
         if self.left.is_some() {
             return Ok(());
         }
@@ -245,7 +240,7 @@ impl Attendance {
             Fate::ReadOn(bounds) => (bounds, Bound::Time),
             Fate::Grace(bounds) => (bounds, Bound::Grace),
         };
-        match (orphan, &self.entry) {
+        match (orphan, entry) {
             (Some(orphan), _) => orphan.entry().left_for_now(),
             (None, Some(entry)) => entry.left_for_good(),
             (None, None) => {}
@@ -278,6 +273,11 @@ impl Attendance {
 
     pub fn overran(&mut self, bound: Bound) {
         self.overrun = Some(bound);
+    }
+
+    /// Where the call is.
+    pub fn upstream(&self) -> &Arc<Upstream> {
+        &self.upstream
     }
 
     /// The client has its answer, or the error that stands for it.

@@ -1,4 +1,4 @@
-//! The body of an answer, as hyper sees it.
+//! The body of an answer, as the client's connection sees it.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,21 +10,19 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::attach::attached::Attached;
 use super::attach::tapped::Tapped;
-use super::downstream::{Active, Reader};
+use super::downstream::Client;
 use super::relay::Relay;
 
 /// Everything that can go downstream.
 #[derive(Debug)]
 pub struct OutBody {
-    kind: Kind,
-    /// The connection is busy with this request until its body is gone.
-    active: Option<Active>,
-    /// Whose reading it is, on HTTP/2. On HTTP/1 the socket tells, and nothing is noted for each frame.
-    reader: Option<Arc<Reader>>,
+    kind: BodyKind,
+    /// Who reads it; the connection is busy with the request until its body is gone.
+    client: Option<Arc<Client>>,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum BodyKind {
     Whole(Option<Bytes>),
     Relay(Box<Relay>),
     Tapped(Box<Tapped>),
@@ -32,7 +30,7 @@ enum Kind {
     Broken,
 }
 
-/// A body that ends abnormally: hyper closes the connection without the terminator (HTTP/1) or resets the stream (HTTP/2).
+/// A body that ends abnormally: the connection is closed without the terminator (HTTP/1) or resets the stream (HTTP/2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -45,16 +43,12 @@ impl fmt::Display for Broken {
 impl std::error::Error for Broken {}
 
 impl OutBody {
-    fn of(kind: Kind) -> Self {
-        Self {
-            kind,
-            active: None,
-            reader: None,
-        }
+    fn of(kind: BodyKind) -> Self {
+        Self { kind, client: None }
     }
 
     pub fn whole(bytes: Bytes) -> Self {
-        Self::of(Kind::Whole((!bytes.is_empty()).then_some(bytes)))
+        Self::of(BodyKind::Whole((!bytes.is_empty()).then_some(bytes)))
     }
 
     pub fn empty() -> Self {
@@ -62,28 +56,27 @@ impl OutBody {
     }
 
     pub fn relay(relay: Box<Relay>) -> Self {
-        Self::of(Kind::Relay(relay))
+        Self::of(BodyKind::Relay(relay))
     }
 
     /// Of a call that a retry can take up.
     pub fn tapped(tapped: Box<Tapped>) -> Self {
-        Self::of(Kind::Tapped(tapped))
+        Self::of(BodyKind::Tapped(tapped))
     }
 
     /// Of a retry that has.
     pub fn attached(attached: Box<Attached>) -> Self {
-        Self::of(Kind::Attached(attached))
+        Self::of(BodyKind::Attached(attached))
     }
 
     /// For a client whose retry has the answer.
     pub fn broken() -> Self {
-        Self::of(Kind::Broken)
+        Self::of(BodyKind::Broken)
     }
 
     #[must_use]
-    pub fn holding(mut self, active: Active, reader: Arc<Reader>) -> Self {
-        self.reader = active.is_http2().then_some(reader);
-        self.active = Some(active);
+    pub fn holding(mut self, client: Arc<Client>) -> Self {
+        self.client = Some(client);
         self
     }
 }
@@ -97,41 +90,34 @@ impl Body for OutBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let this = &mut *self;
-        if let Some(reader) = &this.reader {
-            reader.asked();
+        match &mut this.kind {
+            BodyKind::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
+            BodyKind::Relay(relay) => relay.poll_frame(cx),
+            BodyKind::Tapped(tapped) => tapped.poll_frame(cx),
+            BodyKind::Attached(attached) => attached.poll_frame(cx),
+            BodyKind::Broken => Poll::Ready(Some(Err(Broken))),
         }
-        let polled = match &mut this.kind {
-            Kind::Whole(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
-            Kind::Relay(relay) => relay.poll_frame(cx),
-            Kind::Tapped(tapped) => tapped.poll_frame(cx),
-            Kind::Attached(attached) => attached.poll_frame(cx),
-            Kind::Broken => Poll::Ready(Some(Err(Broken))),
-        };
-        if let (Some(reader), Poll::Ready(Some(Ok(_)))) = (&this.reader, &polled) {
-            reader.handed();
-        }
-        polled
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Whole(bytes) => bytes.is_none(),
-            Kind::Relay(relay) => relay.is_done(),
-            Kind::Tapped(tapped) => tapped.is_done(),
-            Kind::Attached(attached) => attached.is_done(),
-            Kind::Broken => false,
+            BodyKind::Whole(bytes) => bytes.is_none(),
+            BodyKind::Relay(relay) => relay.is_done(),
+            BodyKind::Tapped(tapped) => tapped.is_done(),
+            BodyKind::Attached(attached) => attached.is_done(),
+            BodyKind::Broken => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Whole(bytes) => {
+            BodyKind::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64))
             }
-            Kind::Relay(relay) => sized(relay.exact_length()),
-            Kind::Tapped(tapped) => sized(tapped.exact_length()),
-            Kind::Attached(attached) => sized(attached.exact_length()),
-            Kind::Broken => SizeHint::default(),
+            BodyKind::Relay(relay) => sized(relay.exact_length()),
+            BodyKind::Tapped(tapped) => sized(tapped.exact_length()),
+            BodyKind::Attached(attached) => sized(attached.exact_length()),
+            BodyKind::Broken => SizeHint::default(),
         }
     }
 }

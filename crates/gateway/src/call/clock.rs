@@ -19,7 +19,7 @@ pub(super) struct Clock {
     pub(super) seen_event: bool,
     /// Last byte toward the client.
     pub(super) sent: Instant,
-    /// When the last frame was handed to hyper; `None` while we are being waited for.
+    /// When the last frame was handed to the connection; `None` while we are being waited for.
     pub(super) handed: Option<Instant>,
     pub(super) total: Option<Instant>,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -81,7 +81,7 @@ impl Clock {
         self.armed = None;
     }
 
-    /// hyper asks for more. A long pause since the last frame was the client's, not the upstream's.
+    /// The connection asks for more. A long pause since the last frame was the client's, not the upstream's.
     pub(super) fn polled(&mut self, now: Instant) {
         if let Some(handed) = self.handed.take() {
             let pause = now.duration_since(handed);

@@ -66,10 +66,13 @@ pub fn at_leaving(abandon: &Abandon, leaving: Leaving) -> Fate {
     }
 }
 
-/// How long the slot is kept once we have closed an exchange whose request was sent.
-pub fn kept(upstream: &config::Upstream) -> Duration {
+/// How long the slot is kept once we have closed an exchange whose request was sent, and asked for a `stream` or for one piece.
+pub fn kept(upstream: &config::Upstream, stream: bool) -> Duration {
     match upstream.abandon.contract {
-        Contract::Cancel | Contract::Drain => upstream.settle,
+        Contract::Cancel | Contract::Drain => {
+            let whole = upstream.settle_whole.filter(|_| !stream);
+            whole.unwrap_or(upstream.settle)
+        }
         Contract::Linger => upstream.abandon.time,
     }
 }
@@ -79,6 +82,16 @@ pub fn kept_broken(upstream: &config::Upstream) -> Duration {
     match upstream.abandon.contract {
         Contract::Cancel | Contract::Drain => Duration::ZERO,
         Contract::Linger => upstream.abandon.time,
+    }
+}
+
+/// How long the server can have run on unseen behind a closed exchange whose slot was `kept` by contract. `None`: nothing is known of it.
+pub fn unseen(upstream: &config::Upstream, stream: bool, kept: Duration) -> Option<Duration> {
+    let seen = upstream.kind.row().stream_ran_on;
+    match upstream.abandon.contract {
+        _ if !upstream.stops_known => None,
+        Contract::Cancel | Contract::Drain if stream => Some(seen.unwrap_or(kept).min(kept)),
+        _ => Some(kept),
     }
 }
 
@@ -198,8 +211,35 @@ mod tests {
             (Contract::Linger, 9, 9),
         ] {
             upstream.abandon.contract = contract;
-            assert_eq!(kept(&upstream), Duration::from_secs(closed));
+            assert_eq!(kept(&upstream, true), Duration::from_secs(closed));
             assert_eq!(kept_broken(&upstream), Duration::from_secs(broken));
         }
+    }
+
+    /// Streams of llama.cpp end within 33 ms of a close, its whole answers a second later at best.
+    #[test]
+    fn what_was_asked_for_decides_how_long_a_server_runs_on() {
+        let endpoint: Endpoint = "http://127.0.0.1:1".parse().unwrap();
+        let llama = config::Upstream::new("a", Kind::LlamaCpp, vec![endpoint.clone()]);
+        let ms = Duration::from_millis;
+        for (stream, held, ran) in [(true, 250, 33), (false, 1000, 1000)] {
+            let kept = kept(&llama, stream);
+            assert_eq!(kept, ms(held), "{stream}");
+            assert_eq!(unseen(&llama, stream, kept), Some(ms(ran)), "{stream}");
+        }
+        let operators = config::Upstream {
+            settle: ms(9),
+            settle_whole: None,
+            ..llama
+        };
+        assert_eq!(kept(&operators, false), ms(9));
+        assert_eq!(unseen(&operators, true, ms(9)), Some(ms(9)));
+        let other = config::Upstream::new("a", Kind::Other, vec![endpoint]);
+        assert_eq!(unseen(&other, true, Duration::ZERO), None);
+        let written = config::Upstream {
+            stops_known: true,
+            ..other
+        };
+        assert_eq!(unseen(&written, true, Duration::ZERO), Some(Duration::ZERO));
     }
 }

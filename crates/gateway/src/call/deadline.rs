@@ -4,14 +4,15 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::handover::Gone;
+use super::alarm::{Alarm, Rung};
+use super::downstream::Client;
+use super::entry::Entry;
 use super::outcome::Rejection;
-use super::table::Entry;
 use crate::signal::Signal;
 
 /// A named limit of one wait. From when to when: see `config::Timeouts`.
@@ -79,39 +80,39 @@ impl fmt::Display for Tier {
 }
 
 /// How long a call goes on waiting: while its client is there, its time is not up and the gateway is not past its drain.
-#[derive(Clone, Debug)]
-pub struct Patience {
+#[derive(Clone, Copy, Debug)]
+pub struct Patience<'a> {
     /// `None`: the call goes on whoever leaves.
-    gone: Option<Arc<Gone>>,
-    cut: Signal,
+    client: Option<&'a Arc<Client>>,
+    cut: &'a Signal,
     /// Whether it is ended from outside.
-    entry: Option<Arc<Entry>>,
+    entry: Option<&'a Entry>,
     accepted: Instant,
     pub total: Option<Instant>,
+    alarm: &'a Alarm,
 }
 
-impl Patience {
-    pub fn new(gone: Arc<Gone>, cut: Signal) -> Self {
+impl<'a> Patience<'a> {
+    /// `alarm`: of the task that waits; what it was set to for an earlier wait does for this one too. `entry`: of a call that can be ended
+    /// from outside.
+    pub fn new(
+        (client, alarm): (&'a Arc<Client>, &'a Alarm),
+        cut: &'a Signal,
+        entry: Option<&'a Entry>,
+    ) -> Self {
         Self {
-            gone: Some(gone),
+            alarm,
+            client: Some(client),
             cut,
-            entry: None,
-            accepted: Instant::now(),
+            entry,
+            accepted: entry.map_or_else(Instant::now, Entry::began),
             total: None,
         }
     }
 
-    /// Of a call that can be ended from outside.
-    #[must_use]
-    pub fn with_entry(mut self, entry: Option<Arc<Entry>>) -> Self {
-        self.entry = entry;
-        self
-    }
-
-    #[must_use]
-    pub fn with_total(mut self, total: Option<Duration>) -> Self {
+    /// In all, from when the call was accepted.
+    pub fn limit_total(&mut self, total: Option<Duration>) {
         self.total = total.map(|t| self.accepted + t);
-        self
     }
 
     /// Waits for `work`, at most `limit`.
@@ -131,56 +132,90 @@ impl Patience {
         work: impl Future<Output = T>,
     ) -> Result<T, Rejection> {
         let mut work = pin!(work);
-        let mut timer = pin!(None);
-        let mut tier = tier;
-        let mut cut = pin!(self.cut.raised());
+        let mut end = None;
         poll_fn(|cx| {
-            if self.gone.as_ref().is_some_and(|gone| gone.is_set()) {
-                return Poll::Ready(Err(Rejection::Gone));
-            }
-            if let Some(by) = self.entry.as_ref().and_then(|entry| entry.stopped()) {
-                return Poll::Ready(Err(Rejection::Stopped(by)));
-            }
+            self.check()?;
             if let Poll::Ready(done) = work.as_mut().poll(cx) {
                 return Poll::Ready(Ok(done));
             }
             // Only what has to be waited for needs a clock; much is there already.
-            if timer.is_none() {
-                let mut until = Instant::now() + limit;
-                if let Some(total) = self.total.filter(|total| *total < until) {
-                    (until, tier) = (total, Tier::Total);
-                }
-                timer.set(Some(tokio::time::sleep_until(until)));
-            }
-            if let Some(timer) = timer.as_mut().as_pin_mut()
-                && timer.poll(cx).is_ready()
-            {
-                return Poll::Ready(Err(Rejection::Timeout(tier)));
-            }
-            if let Some(entry) = &self.entry
-                && let Poll::Ready(by) = entry.poll_stop(cx)
-            {
-                return Poll::Ready(Err(Rejection::Stopped(by)));
-            }
-            cut.as_mut().poll(cx).map(|()| Err(Rejection::Draining))
+            let (until, tier) = *end.get_or_insert_with(|| self.end(tier, limit));
+            self.poll_over(cx, until, tier).map(Err)
         })
         .await
+    }
+
+    /// Whether to go on with what needs no waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::Gone`], [`Rejection::Stopped`].
+    pub fn check(&self) -> Result<(), Rejection> {
+        if self.is_left() {
+            return Err(Rejection::Gone);
+        }
+        match self.entry.and_then(Entry::stopped) {
+            Some(by) => Err(Rejection::Stopped(by)),
+            None => Ok(()),
+        }
+    }
+
+    fn end(&self, tier: Tier, limit: Duration) -> (Instant, Tier) {
+        let until = Instant::now() + limit;
+        match self.total {
+            Some(total) if total < until => (total, Tier::Total),
+            _ => (until, tier),
+        }
+    }
+
+    /// Nothing came: is it time to give up?
+    fn poll_over(&self, cx: &mut Context<'_>, until: Instant, tier: Tier) -> Poll<Rejection> {
+        let rung = self.alarm.poll(cx, until, self.cut);
+        if rung == Poll::Ready(Rung::Time) {
+            return Poll::Ready(Rejection::Timeout(tier));
+        }
+        if let Some(entry) = self.entry
+            && let Poll::Ready(by) = entry.poll_stop(cx)
+        {
+            return Poll::Ready(Rejection::Stopped(by));
+        }
+        // A retry may have taken its place before there was a waker.
+        if self.is_left() {
+            return Poll::Ready(Rejection::Gone);
+        }
+        rung.map(|_| Rejection::Draining)
     }
 
     /// Of a call that goes on without its client.
     #[must_use]
     pub fn alone(&self) -> Self {
         Self {
-            gone: None,
-            ..self.clone()
+            client: None,
+            ..*self
         }
     }
 
-    pub fn gone(&self) -> Option<&Arc<Gone>> {
-        self.gone.as_ref()
+    /// When the call was accepted.
+    pub fn accepted(&self) -> Instant {
+        self.accepted
     }
 
-    pub fn cut(&self) -> &Signal {
-        &self.cut
+    /// The client has left a call that ends with that, or its retry has its place.
+    pub fn is_left(&self) -> bool {
+        let replaced = || self.entry.is_some_and(Entry::is_replaced);
+        self.client
+            .is_some_and(|client| client.is_gone() || replaced())
+    }
+
+    pub fn client(&self) -> Option<&'a Arc<Client>> {
+        self.client
+    }
+
+    pub fn entry(&self) -> Option<&'a Entry> {
+        self.entry
+    }
+
+    pub fn cut(&self) -> &'a Signal {
+        self.cut
     }
 }

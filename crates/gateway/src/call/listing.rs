@@ -5,17 +5,20 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Method, StatusCode};
+use http::{Method, StatusCode};
 use tidegate_wire::{ModelEntry, parse_models};
+use tokio::time::Instant;
 
+use super::alarm::Alarm;
 use super::attempt;
 use super::attendance::Attendance;
 use super::deadline::{Patience, Tier};
-use super::handover::Gone;
+use super::downstream::Client;
 use super::outcome::Rejection;
 use super::settle::Record;
 use super::upload::Upload;
-use super::{Caller, Generation, Prepared, Worker, headers};
+use super::{Generation, Prepared, Toward, Worker, headers};
+use crate::fields::Fields;
 use crate::upstream::Upstream;
 
 /// Longest that a list may take: a person waits for it.
@@ -29,20 +32,21 @@ const LIST_BYTES: usize = 4 * 1024 * 1024;
 ///
 /// The upstream cannot be reached or does not answer with a list.
 pub async fn fetch(
-    caller: &Caller,
     worker: &Arc<Worker>,
-    generation: &Generation,
+    generation: &Arc<Generation>,
     upstream: &Arc<Upstream>,
-    gone: Arc<Gone>,
+    client: &Arc<Client>,
 ) -> Result<Vec<ModelEntry>, Rejection> {
-    let patience = Patience::new(gone, caller.cut.clone());
+    let caller = &worker.caller;
+    let alarm = Alarm::default();
+    let patience = Patience::new((client, &alarm), &caller.cut, None);
     let turn = caller.listings.acquire();
     let _turn = patience.within(Tier::Pool, LIST_TIME, turn).await?;
     let body = patience
         .within(
             Tier::ResponseHead,
             LIST_TIME,
-            read(caller, worker, generation, upstream, &patience),
+            read(Toward { worker, upstream }, generation, &patience),
         )
         .await??;
     parse_models(&body).map_err(|_| Rejection::UnexpectedContent {
@@ -51,23 +55,22 @@ pub async fn fetch(
 }
 
 async fn read(
-    caller: &Caller,
-    worker: &Arc<Worker>,
-    generation: &Generation,
-    upstream: &Arc<Upstream>,
-    patience: &Patience,
+    to: Toward<'_>,
+    generation: &Arc<Generation>,
+    patience: &Patience<'_>,
 ) -> Result<Bytes, Rejection> {
-    let prepared = Prepared {
-        method: Method::GET,
-        path_and_query: PathAndQuery::from_static("/v1/models"),
-        headers: headers::to_upstream(&HeaderMap::new(), &generation.config, &upstream.settings),
+    let Toward { worker, upstream } = to;
+    let path_and_query = PathAndQuery::from_static("/v1/models");
+    let mut prepared = Prepared {
+        method: &Method::GET,
+        path_and_query: &path_and_query,
+        fields: headers::to_upstream(Fields::default(), &generation.config, &upstream.settings),
         upload: Upload::none(),
     };
-    let mut record = Record::unwritten(caller);
-    let to = (worker, upstream);
+    let mut record = Record::unwritten(&worker.caller, generation);
     let mut attendance = Attendance::without_slot(upstream);
     let mut exchange =
-        attempt::until_head(to, patience, prepared, &mut attendance, &mut record).await?;
+        attempt::until_head(to, patience, &mut prepared, &mut attendance, &mut record).await?;
     if exchange.head.status != StatusCode::OK {
         return Err(Rejection::UnexpectedContent {
             what: "no list of models",
@@ -84,7 +87,7 @@ async fn read(
         read.extend_from_slice(&data);
     }
     if let Some(conn) = exchange.body.into_idle() {
-        worker.pool.put(conn, exchange.keep_idle);
+        worker.pool.put(conn, Instant::now(), exchange.keep_idle);
     }
     Ok(read.freeze())
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tidegate_wire::{PeekError, StreamError};
 
 use super::deadline::Tier;
-use super::table::By;
+use super::stop::By;
+use crate::admission::Shed;
 
 /// What a call was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +151,24 @@ pub enum WorkEnd {
     Unknown,
 }
 
+/// How a wait ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedWait {
+    pub why: WaitEnd,
+    /// After the beginning.
+    pub after: Duration,
+    /// The call was in it.
+    pub phase: Phase,
+}
+
+/// How work ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedWork {
+    pub why: WorkEnd,
+    /// After the beginning.
+    pub after: Duration,
+}
+
 impl WorkEnd {
     pub fn name(self) -> &'static str {
         match self {
@@ -167,8 +186,10 @@ impl WorkEnd {
 pub enum EndKnown {
     /// The answer came to its end, or the server failed.
     Seen,
-    /// The exchange was closed, and the time of the contract is over; or the contract knows none.
+    /// The exchange was closed, and the time of the contract is over.
     Settled,
+    /// The exchange was closed, and nothing is known of how this server stops.
+    Assumed,
     /// The server's own count showed it before that.
     Confirmed,
     /// The server's own count showed it after that, and until then that it ran on.
@@ -186,6 +207,7 @@ impl EndKnown {
         match self {
             Self::Seen => "seen",
             Self::Settled => "settled",
+            Self::Assumed => "assumed",
             Self::Confirmed => "confirmed",
             Self::Late => "late",
             Self::GivenUp => "given_up",
@@ -229,6 +251,8 @@ pub enum Rejection {
     BodyBroken,
     UnknownModel(String),
     NotFound,
+    /// A part of the path stands there twice: the client's base URL is too long.
+    DoubledPath,
     MethodNotAllowed {
         allow: &'static str,
     },
@@ -246,6 +270,8 @@ pub enum Rejection {
     },
     QueueTimeout {
         retry_after: Duration,
+        /// Calls whose clients have gone hold all slots.
+        leftovers: bool,
     },
     LeftoverFull {
         retry_after: Duration,
@@ -255,7 +281,11 @@ pub enum Rejection {
     },
     Closed,
     BodiesFull,
+    /// The answers that are put together fill their memory.
+    AnswersFull,
     Draining,
+    /// Begun on a connection whose client was told before that it ends.
+    ConnectionOver,
     // Waiting and the upstream.
     Timeout(Tier),
     Connect(ConnectFailure),
@@ -264,7 +294,7 @@ pub enum Rejection {
     /// The answer broke before its first byte was handed on.
     Truncated,
     /// The upstream told of an error inside its stream, of which nothing had been handed on.
-    UpstreamFailed(StreamError),
+    UpstreamFailed(Box<StreamError>),
     /// The answer was to be put together and is too long for that.
     AnswerTooLarge {
         limit: usize,
@@ -285,6 +315,17 @@ pub enum Rejection {
     Internal,
 }
 
+impl From<Shed> for Rejection {
+    fn from(shed: Shed) -> Self {
+        match shed {
+            Shed::QueueFull { retry_after } => Self::QueueFull { retry_after },
+            Shed::LeftoverFull { retry_after } => Self::LeftoverFull { retry_after },
+            Shed::ShareFull { retry_after } => Self::ShareFull { retry_after },
+            Shed::Closed => Self::Closed,
+        }
+    }
+}
+
 impl Rejection {
     /// Bounded name for metrics and the log.
     pub fn reason(&self) -> &'static str {
@@ -293,7 +334,7 @@ impl Rejection {
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "body_broken",
             Self::UnknownModel(_) => "unknown_model",
-            Self::NotFound => "not_found",
+            Self::NotFound | Self::DoubledPath => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::BadPath(_) => "bad_path",
             Self::BadHost => "bad_host",
@@ -302,12 +343,17 @@ impl Rejection {
             Self::KeyUnknown => "key_unknown",
             Self::OriginNotAllowed => "origin_not_allowed",
             Self::QueueFull { .. } => "queue_full",
+            Self::QueueTimeout {
+                leftovers: true, ..
+            } => "leftover_queue",
             Self::QueueTimeout { .. } => "queue",
             Self::LeftoverFull { .. } => "leftover_full",
             Self::ShareFull { .. } => "share_full",
             Self::Closed => "closed",
             Self::BodiesFull => "bodies_full",
+            Self::AnswersFull => "answers_full",
             Self::Draining => "draining",
+            Self::ConnectionOver => "connection_over",
             Self::Timeout(tier) => tier.name(),
             Self::Connect(failure) => failure.name(),
             Self::Broken => "broken",
@@ -338,6 +384,27 @@ impl Rejection {
             Self::Draining => Outcome::Drained,
             Self::Internal => Outcome::Internal,
             _ => Outcome::Refused,
+        }
+    }
+}
+
+impl EndedWait {
+    /// The client is gone, or as good as gone.
+    pub fn is_left(self) -> bool {
+        matches!(self.why, WaitEnd::Left | WaitEnd::Stalled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::upstream::PHASES;
+
+    #[test]
+    fn phases_are_counted_under_their_own_names() {
+        assert_eq!(Phase::ALL.map(Phase::name), PHASES);
+        for (number, phase) in Phase::ALL.into_iter().enumerate() {
+            assert_eq!(phase as usize, number);
         }
     }
 }

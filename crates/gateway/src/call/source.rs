@@ -12,7 +12,8 @@ use crate::usage::Meter;
 pub enum Source {
     Events {
         scanner: Box<StreamScanner>,
-        first: Option<Piece>,
+        /// What the head was held back for. Boxed: the relay asks for it at each chunk.
+        first: Option<Box<Piece>>,
         strip_usage: bool,
         finished: bool,
     },
@@ -32,7 +33,7 @@ impl Source {
     pub fn events(scanner: StreamScanner, first: Option<Piece>, strip_usage: bool) -> Self {
         Self::Events {
             scanner: Box::new(scanner),
-            first,
+            first: first.map(Box::new),
             strip_usage,
             finished: false,
         }
@@ -82,7 +83,7 @@ impl Source {
         };
         scanner.push(data);
         let mut ended = false;
-        while let Some(piece) = first.take().or_else(|| scanner.pop()) {
+        while let Some(piece) = first.take().map(|first| *first).or_else(|| scanner.pop()) {
             meter.see(&piece.facts);
             ended |= piece.facts.terminal.is_some();
         }

@@ -1,79 +1,32 @@
 //! The request's body: read whole under its bounds, or passed on as it comes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body::Body;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
+use super::budget::Lease;
 use super::deadline::{Patience, Tier};
 use super::outcome::Rejection;
-use super::{Caller, Generation, ModelIn, RouteFacts};
+use super::{Arrival, Generation, ModelIn, RouteFacts};
+use crate::fields::{Field, Fields};
+use crate::upstream::arriving::{Arriving, Cut};
 use crate::upstream::exchange::RequestBody;
-use crate::upstream::upload::{PROGRESS_BYTES, Received, Streamed};
+use crate::upstream::upload::{PROGRESS_BYTES, Streamed};
 
 /// Reserved at once for a body of announced length; more only as it really comes.
 const RESERVE_BYTES: usize = 256 * 1024;
 
-/// The bytes of all request bodies in memory, bounded.
-#[derive(Debug)]
-pub struct BodyBudget {
-    used: AtomicUsize,
-    shown: Gauge,
-}
-
-impl BodyBudget {
-    pub fn new(shown: Gauge) -> Self {
-        Self {
-            used: AtomicUsize::new(0),
-            shown,
-        }
-    }
-}
-
-/// A part of the budget, given back when dropped.
-#[derive(Debug)]
-pub struct Lease {
-    budget: Arc<BodyBudget>,
-    bytes: AtomicUsize,
-}
-
-impl Lease {
-    fn new(budget: &Arc<BodyBudget>) -> Self {
-        Self {
-            budget: Arc::clone(budget),
-            bytes: AtomicUsize::new(0),
-        }
-    }
-
-    fn grow(&self, bytes: usize, max: usize) -> bool {
-        let before = self.budget.used.fetch_add(bytes, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.budget.shown.inc_by(bytes as i64);
-        before.saturating_add(bytes) <= max
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let bytes = *self.bytes.get_mut();
-        self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
-        self.budget.shown.dec_by(bytes as i64);
-    }
-}
+/// Fits behind most heads into the memory that is there for them.
+const SMALL_BYTES: usize = 512;
 
 /// A request body on its way.
 #[derive(Debug)]
 pub enum Upload {
     /// In memory: may be looked at, edited, and sent a second time as long as no answer has begun.
-    Whole { body: Bytes, lease: Arc<Lease> },
+    Whole { body: Bytes },
     /// As it comes from the client. Never sent twice.
     Streamed { body: Streamed, length: Option<u64> },
     /// There is none, or it is on its way already.
@@ -88,9 +41,7 @@ impl Upload {
 
     #[cfg(test)]
     pub(super) fn whole_for_tests(body: Bytes) -> Self {
-        let budget = Arc::new(BodyBudget::new(Gauge::default()));
-        let lease = Arc::new(Lease::new(&budget));
-        Self::Whole { body, lease }
+        Self::Whole { body }
     }
 
     /// In bytes; 0 if not announced.
@@ -104,7 +55,7 @@ impl Upload {
 
     /// What is sent of it now. One that can be sent only once is taken; later there is nothing left.
     pub fn body(&mut self) -> RequestBody {
-        if let Self::Whole { body, .. } = self {
+        if let Self::Whole { body } = self {
             return RequestBody::Whole((!body.is_empty()).then(|| body.clone()));
         }
         match std::mem::replace(self, Self::Gone) {
@@ -113,75 +64,100 @@ impl Upload {
         }
     }
 
+    /// A body that is copied behind the head of its request: that costs less than a second piece.
+    pub fn small(&self) -> &[u8] {
+        match self {
+            Self::Whole { body, .. } if body.len() <= SMALL_BYTES => body,
+            _ => &[],
+        }
+    }
+
+    /// As [`body`](Self::body), but for one that is [`small`](Self::small).
+    pub fn body_apart(&mut self) -> RequestBody {
+        if self.small().is_empty() {
+            self.body()
+        } else {
+            RequestBody::Whole(None)
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The length that the head announces.
-pub fn announced(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
 /// Reads the body, or decides to pass it on.
 ///
 /// JSON is read whole, since `model` and `stream` decide what happens to it. Anything else (audio, files) is passed on as it comes; its
-/// length is bounded by the same limit while it passes.
+/// length is bounded by the same limit while it passes. `lease` grows by what is kept in memory.
 ///
 /// # Errors
 ///
 /// Too large (refused before reading if announced), too slow, broken off, no memory left in the budget for all bodies.
 pub async fn receive(
-    caller: &Caller,
+    lease: &mut Lease<'_>,
     generation: &Generation,
-    patience: &Patience,
+    patience: &Patience<'_>,
     route: RouteFacts,
-    (headers, body, received): (&HeaderMap, Incoming, &Received),
+    Arrival { fields, body }: Arrival<'_>,
 ) -> Result<Upload, Rejection> {
     let limits = &generation.config.limits;
     let limit = limits.request_body_bytes;
-    let length = announced(headers);
+    let length = body.size_hint().exact();
     if length.is_some_and(|length| length > limit as u64) {
         return Err(Rejection::BodyTooLarge { limit });
     }
-    if route.model != ModelIn::Body && !is_json(headers) && !body.is_end_stream() {
+    if route.model != ModelIn::Body && !is_json(fields) && !body.is_end_stream() {
         if length.is_none() {
             // Without an announced length the bound could only be noticed in mid-request: read it whole instead.
-            let whole = whole(caller, generation, patience, body, None).await?;
-            received.set(true);
-            return Ok(whole);
+            return whole(lease, generation, patience, body, None).await;
         }
-        let window = generation.timeouts().request_body;
-        let body = Streamed::new(body, window, received.clone());
+        let window = generation.request_body_time();
+        let body = Streamed::new(body, window);
         return Ok(Upload::Streamed { body, length });
     }
-    let whole = whole(caller, generation, patience, body, length).await?;
-    received.set(true);
-    Ok(whole)
+    if let Arriving::Whole(body) = body {
+        patience.check()?;
+        return in_one_piece(lease, generation, body.unwrap_or_default());
+    }
+    whole(lease, generation, patience, body, length).await
 }
 
 /// Or says nothing, as many clients do.
-fn is_json(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_none_or(|v| {
-        v.as_bytes()
-            .to_ascii_lowercase()
-            .windows(4)
-            .any(|w| w == b"json")
-    })
+fn is_json(fields: &Fields) -> bool {
+    fields
+        .get(Field::ContentType)
+        .is_none_or(|v| v.to_ascii_lowercase().windows(4).any(|w| w == b"json"))
+}
+
+/// As most bodies are: there with the head.
+fn in_one_piece(
+    lease: &mut Lease<'_>,
+    generation: &Generation,
+    body: Bytes,
+) -> Result<Upload, Rejection> {
+    let limits = &generation.config.limits;
+    let limit = limits.request_body_bytes;
+    if body.len() > limit {
+        return Err(Rejection::BodyTooLarge { limit });
+    }
+    if !lease.grow(body.len(), limits.request_bodies_total_bytes) {
+        return Err(Rejection::BodiesFull);
+    }
+    Ok(Upload::Whole { body })
 }
 
 async fn whole(
-    caller: &Caller,
+    lease: &mut Lease<'_>,
     generation: &Generation,
-    patience: &Patience,
-    mut body: Incoming,
+    patience: &Patience<'_>,
+    mut body: Arriving,
     length: Option<u64>,
 ) -> Result<Upload, Rejection> {
     let limits = &generation.config.limits;
     let limit = limits.request_body_bytes;
-    let lease = Arc::new(Lease::new(&caller.bodies));
     let mut read = BytesMut::new();
-    let mut pace = Pace::new(generation.timeouts().request_body);
+    let mut pace = Pace::new(generation.request_body_time(), patience.accepted());
     let mut only: Option<Bytes> = None;
     loop {
         let frame = patience
@@ -193,7 +169,8 @@ async fn whole(
                 Ok(data) => data,
                 Err(_trailers) => continue,
             },
-            Some(Err(_)) => return Err(Rejection::BodyBroken),
+            Some(Err(Cut::Left)) => return Err(Rejection::Gone),
+            Some(Err(Cut::Broken)) => return Err(Rejection::BodyBroken),
         };
         pace.progress(data.len());
         if read.len() + only.as_ref().map_or(0, Bytes::len) + data.len() > limit {
@@ -224,33 +201,34 @@ async fn whole(
         read.extend_from_slice(&data);
     }
     let body = only.unwrap_or_else(|| read.freeze());
-    Ok(Upload::Whole { body, lease })
+    Ok(Upload::Whole { body })
 }
 
 /// Minimal progress: in each window of the `request_body` time at least [`PROGRESS_BYTES`] must come.
 struct Pace {
     window: Duration,
-    /// `None`: since the first look.
-    since: Option<Instant>,
+    since: Instant,
     bytes: usize,
+    /// It has been looked at: of what is here at the first look no clock is read.
+    began: bool,
 }
 
 impl Pace {
-    fn new(window: Duration) -> Self {
+    fn new(window: Duration, since: Instant) -> Self {
         Self {
             window,
-            since: None,
+            since,
             bytes: 0,
+            began: false,
         }
     }
 
     /// What is left of the window; a window that has passed with enough bytes starts anew.
     fn left(&mut self) -> Result<Duration, Rejection> {
-        let Some(since) = self.since else {
-            self.since = Some(Instant::now());
+        if !std::mem::replace(&mut self.began, true) {
             return Ok(self.window);
-        };
-        let passed = since.elapsed();
+        }
+        let passed = self.since.elapsed();
         if let Some(left) = self
             .window
             .checked_sub(passed)
@@ -261,7 +239,7 @@ impl Pace {
         if self.bytes < PROGRESS_BYTES {
             return Err(Rejection::Timeout(Tier::RequestBody));
         }
-        self.since = Some(Instant::now());
+        self.since = Instant::now();
         self.bytes = 0;
         Ok(self.window)
     }
@@ -269,7 +247,7 @@ impl Pace {
     fn progress(&mut self, bytes: usize) {
         self.bytes += bytes;
         if self.bytes >= PROGRESS_BYTES {
-            self.since = Some(Instant::now());
+            self.since = Instant::now();
             self.bytes = 0;
         }
     }

@@ -17,8 +17,8 @@ pub struct Ended {
     pub left: Duration,
     /// Since the beginning: the exchange was over.
     pub ended: Duration,
-    /// How long the slot is kept after that.
-    pub kept: Duration,
+    /// How long the server can have run on after that, unseen. `None`: nothing is known of it.
+    pub unseen: Option<Duration>,
     /// The first token, since the beginning.
     pub first_token: Option<Duration>,
     /// Deltas that came before the client left.
@@ -54,7 +54,7 @@ pub enum Known {
 
 impl Ended {
     pub fn waste(&self) -> Waste {
-        let time = self.ended.saturating_sub(self.left) + self.kept;
+        let time = self.ended.saturating_sub(self.left) + self.unseen.unwrap_or_default();
         let (tokens, known) = self.tokens();
         Waste {
             tokens,
@@ -65,6 +65,9 @@ impl Ended {
 
     fn tokens(&self) -> (Option<u64>, Known) {
         if self.work == WorkEnd::Complete {
+            if self.ended <= self.left {
+                return (Some(0), Known::Counted); // all of it was made for a client that was there
+            }
             return match (self.output, self.source) {
                 (Some(output), UsageSource::Reported) => {
                     (Some(output.saturating_sub(self.before)), Known::Reported)
@@ -73,12 +76,15 @@ impl Ended {
                 (None, _) => (None, Known::Unknown),
             };
         }
-        if self.kept.is_zero() {
+        let Some(unseen) = self.unseen else {
+            return (None, Known::Unknown);
+        };
+        if unseen.is_zero() {
             return (Some(self.after), Known::Counted);
         }
         match self.pace() {
             Some(pace) => {
-                let unseen = (pace * self.kept.as_secs_f64()).round() as u64;
+                let unseen = (pace * unseen.as_secs_f64()).round() as u64;
                 (Some(self.after.saturating_add(unseen)), Known::Estimated)
             }
             None => (None, Known::Unknown),
@@ -116,7 +122,7 @@ mod tests {
             work: WorkEnd::Complete,
             left: 3 * S,
             ended: 10 * S,
-            kept: Duration::ZERO,
+            unseen: Some(Duration::ZERO),
             first_token: Some(S),
             before: 21,
             after: 70,
@@ -143,6 +149,12 @@ mod tests {
             ..drained()
         };
         assert_eq!(nothing.tokens(), (None, Known::Unknown));
+        let over_before = Ended {
+            ended: 3 * S,
+            ..drained()
+        };
+        let waste = over_before.waste();
+        assert_eq!((waste.tokens, waste.time), (Some(0), Duration::ZERO));
     }
 
     #[test]
@@ -150,7 +162,7 @@ mod tests {
         let closed = Ended {
             work: WorkEnd::Cancelled,
             ended: 3 * S,
-            kept: 5 * S,
+            unseen: Some(5 * S),
             after: 0,
             ..drained()
         };
@@ -169,9 +181,14 @@ mod tests {
         };
         assert_eq!(in_prefill.tokens(), (None, Known::Unknown));
         let stops_at_once = Ended {
-            kept: Duration::ZERO,
+            unseen: Some(Duration::ZERO),
             ..closed
         };
         assert_eq!(stops_at_once.tokens(), (Some(0), Known::Counted));
+        let of_nobody_knows_what = Ended {
+            unseen: None,
+            ..closed
+        };
+        assert_eq!(of_nobody_knows_what.tokens(), (None, Known::Unknown));
     }
 }

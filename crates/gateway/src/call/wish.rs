@@ -1,7 +1,5 @@
 //! How an answer is asked for upstream, and how the client wants it. Pure.
 
-use std::sync::Arc;
-
 use tidegate_wire::{Dialect, Edit, Form, Peek, splice};
 
 use super::RouteFacts;
@@ -47,11 +45,14 @@ impl Wish {
     }
 
     /// The few bytes that we change: the model's name upstream, and the wish for a stream and for usage.
-    pub fn edit(&self, received: Upload, model: Option<&str>, peek: Option<&Peek>) -> Upload {
-        let (Upload::Whole { body, lease }, Some(peek)) = (&received, peek) else {
-            return received;
+    pub fn edit(&self, upload: &mut Upload, model: Option<&str>, peek: Option<&Peek>) {
+        let (Upload::Whole { body, .. }, Some(peek)) = (upload, peek) else {
+            return;
         };
         let assemble = self.assemble.is_some();
+        if model.is_none() && !assemble && !self.strip_usage {
+            return;
+        }
         let edits: Vec<Edit<'_>> = [
             model.map(Edit::Model),
             assemble.then_some(Edit::Stream),
@@ -61,13 +62,7 @@ impl Wish {
         .into_iter()
         .flatten()
         .collect();
-        if edits.is_empty() {
-            return received;
-        }
-        Upload::Whole {
-            body: splice(body, peek, &edits),
-            lease: Arc::clone(lease),
-        }
+        *body = splice(body, peek, &edits);
     }
 }
 

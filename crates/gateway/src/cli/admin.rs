@@ -3,13 +3,14 @@
 //! A few bytes of HTTP over a blocking socket: no runtime for one request.
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 
 use super::{Exit, Output};
+use crate::config::Sources;
 
 /// Longest wait for the port and for its answer.
 const TIME: Duration = Duration::from_secs(5);
@@ -21,9 +22,42 @@ const ADMIN: &str = "127.0.0.1:9090";
 /// Where the admin port is.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct At {
-    /// Address and port of the running gateway's admin port, or its URL
-    #[arg(long, value_name = "ADDRESS", default_value = ADMIN)]
-    pub admin: String,
+    /// Address and port of the running gateway's admin port, or its URL [env: TIDEGATE_ADMIN] [default: 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin: Option<String>,
+}
+
+impl At {
+    /// What no flag says, the variable does by which the gateway itself was told.
+    pub(super) fn or(&mut self, sources: &Sources) {
+        if self.admin.is_none() {
+            let told = sources.env.get("TIDEGATE_ADMIN").map(str::trim);
+            self.admin = told.filter(|told| !told.is_empty()).map(str::to_owned);
+        }
+    }
+
+    /// Looks the name up. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, and what to write.
+    pub(super) fn resolve(&self) -> Result<SocketAddr, String> {
+        let admin = self.admin.as_deref().unwrap_or(ADMIN);
+        if admin == "off" {
+            return Err(
+                "the admin port is off (--admin, TIDEGATE_ADMIN): there is none to ask".to_owned(),
+            );
+        }
+        let address = admin.strip_prefix("http://").unwrap_or(admin);
+        let address = address.trim_end_matches('/');
+        let resolved = address
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut all| all.next());
+        resolved.ok_or_else(|| {
+            format!("{admin} is not the address of an admin port: write it like {ADMIN}")
+        })
+    }
 }
 
 /// How the calls in flight are shown.
@@ -52,18 +86,22 @@ pub struct Kill {
 
 /// `tidegate calls`. Blocks on the network.
 pub fn calls(args: &Calls) -> Output {
-    let body = match ask(&args.at.admin, "GET", "/admin/calls") {
+    let body = match ask(&args.at, "GET", "/admin/calls") {
         Ok((200, body)) => body,
-        Ok((status, body)) => return failed(&format!("{status}: {}", body.trim())),
+        // A gateway says so in a line of its own.
+        Ok((403, body)) => return failed(body.trim()),
+        Ok((status, _)) => return failed(&no_gateway(&args.at, &format!("it says {status}"))),
         Err(why) => return failed(&why),
+    };
+    let value = serde_json::from_str::<Value>(&body).unwrap_or_default();
+    let Some(calls) = value["calls"].as_array() else {
+        return failed(&no_gateway(&args.at, "its answer is no list of calls"));
     };
     if args.json {
         return said(body);
     }
-    match serde_json::from_str::<Value>(&body) {
-        Ok(value) => said(table(value["calls"].as_array().map_or(&[], Vec::as_slice))),
-        Err(_) => failed("the answer is no list of calls: is this a gateway's admin port?"),
-    }
+    let upstreams = value["upstreams"].as_array().map_or(&[][..], Vec::as_slice);
+    said(format!("{}\n{}", head(upstreams), table(calls)))
 }
 
 /// `tidegate kill`. Blocks on the network.
@@ -77,7 +115,7 @@ pub fn kill(args: &Kill) -> Output {
     if !path.chars().all(plain) {
         return failed("that is neither an id nor a name; `tidegate calls` shows both");
     }
-    match ask(&args.at.admin, "DELETE", &path) {
+    match ask(&args.at, "DELETE", &path) {
         Ok((200, body)) => {
             let ended = serde_json::from_str::<Value>(&body).ok();
             let ended = ended.and_then(|value| value["ended"].as_u64());
@@ -105,16 +143,8 @@ fn failed(why: &str) -> Output {
 }
 
 /// One request and its answer: status and body.
-fn ask(admin: &str, method: &str, path: &str) -> Result<(u16, String), String> {
-    let address = admin.strip_prefix("http://").unwrap_or(admin);
-    let address = address.trim_end_matches('/');
-    let resolved = address
-        .to_socket_addrs()
-        .ok()
-        .and_then(|mut all| all.next())
-        .ok_or_else(|| {
-            format!("{admin} is not the address of an admin port: write it like {ADMIN}")
-        })?;
+fn ask(at: &At, method: &str, path: &str) -> Result<(u16, String), String> {
+    let resolved = at.resolve()?;
     let exchange = || -> std::io::Result<Vec<u8>> {
         let mut tcp = TcpStream::connect_timeout(&resolved, TIME)?;
         tcp.set_read_timeout(Some(TIME))?;
@@ -130,7 +160,7 @@ fn ask(admin: &str, method: &str, path: &str) -> Result<(u16, String), String> {
     let answer = exchange().map_err(|error| {
         format!("the admin port at {resolved} cannot be asked: {error}; is the gateway running, and is --admin right?")
     })?;
-    read(&answer).ok_or_else(|| format!("what answers at {resolved} is no gateway's admin port"))
+    read(&answer).ok_or_else(|| no_gateway(at, "it speaks no HTTP"))
 }
 
 /// Status and body of an answer that ends with its connection.
@@ -145,11 +175,89 @@ fn read(answer: &[u8]) -> Option<(u16, String)> {
     Some((status, String::from_utf8_lossy(body).into_owned()))
 }
 
+fn no_gateway(at: &At, why: &str) -> String {
+    let admin = at.admin.as_deref().unwrap_or(ADMIN);
+    format!(
+        "{admin} does not answer as a gateway's admin port does: {why}; --admin names another (clients have a port of their own)"
+    )
+}
+
+/// A line for each endpoint; the counts of an upstream stand in its first.
+fn head(upstreams: &[Value]) -> String {
+    let mut rows = vec![
+        [
+            "UPSTREAM",
+            "SLOTS",
+            "RUNNING",
+            "LINGERING",
+            "QUEUED",
+            "ENDPOINT",
+            "STATE",
+        ]
+        .map(str::to_owned),
+    ];
+    for upstream in upstreams {
+        let count = |name: &str| upstream[name].as_u64().unwrap_or(0).to_string();
+        let mut counts = [
+            shown(&upstream["name"]),
+            count("slots"),
+            count("running"),
+            count("lingering"),
+            format!("{} of {}", count("queued"), count("queue")),
+        ];
+        for endpoint in upstream["endpoints"].as_array().into_iter().flatten() {
+            let [name, slots, running, lingering, queued] = std::mem::take(&mut counts);
+            let (endpoint, state) = (shown(&endpoint["endpoint"]), state(endpoint));
+            rows.push([name, slots, running, lingering, queued, endpoint, state]);
+        }
+    }
+    aligned(&rows)
+}
+
+/// Whether it can be connected to, and what it last failed with.
+fn state(endpoint: &Value) -> String {
+    let error = &endpoint["last_error"];
+    let last = format!(
+        "{} ago: {} ({})",
+        seconds(&error["seconds"]),
+        shown(&error["error"]),
+        shown(&error["reason"])
+    );
+    if endpoint["left_out_seconds"].is_number() {
+        let since = seconds(&endpoint["left_out_seconds"]);
+        format!("left out since {since}; last tried {last}")
+    } else if error.is_object() {
+        format!("ok; {last}")
+    } else {
+        "ok".to_owned()
+    }
+}
+
+/// What others chose must not steer a terminal.
+fn shown(value: &Value) -> String {
+    let text = value.as_str().unwrap_or("-");
+    text.replace(|c: char| c.is_control(), "?")
+}
+
+fn seconds(value: &Value) -> String {
+    let seconds = value.as_f64().map(|seconds| format!("{seconds:.1}s"));
+    seconds.unwrap_or_else(|| "-".to_owned())
+}
+
 /// A table for people, the oldest call first.
 fn table(calls: &[Value]) -> String {
     let mut rows = vec![
         [
-            "ID", "KEY", "MODEL", "UPSTREAM", "PHASE", "STATE", "AGE", "LEFT", "TOKENS",
+            "ID",
+            "KEY",
+            "MODEL",
+            "UPSTREAM",
+            "PHASE",
+            "STATE",
+            "AGE",
+            "LEFT",
+            "TOKENS",
+            "ATTACHABLE",
         ]
         .map(str::to_owned),
     ];
@@ -178,16 +286,9 @@ pub(super) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-fn cells(call: &Value) -> [String; 9] {
-    let text = |name: &str| {
-        let shown = call[name].as_str().unwrap_or("-");
-        // What a client chose must not steer a terminal.
-        shown.replace(|c: char| c.is_control(), "?")
-    };
-    let seconds = |name: &str| match call[name].as_f64() {
-        Some(seconds) => format!("{seconds:.1}s"),
-        None => "-".to_owned(),
-    };
+fn cells(call: &Value) -> [String; 10] {
+    let text = |name: &str| shown(&call[name]);
+    let attachable = call["attachable"].as_bool() == Some(true);
     [
         text("id"),
         text("key"),
@@ -195,9 +296,10 @@ fn cells(call: &Value) -> [String; 9] {
         text("upstream"),
         text("phase"),
         text("state"),
-        seconds("age_seconds"),
-        seconds("left_seconds"),
+        seconds(&call["age_seconds"]),
+        seconds(&call["left_seconds"]),
         call["tokens"].as_u64().unwrap_or(0).to_string(),
+        if attachable { "yes" } else { "-" }.to_owned(),
     ]
 }
 
@@ -222,10 +324,72 @@ mod tests {
     }
 
     #[test]
+    fn a_retry_finds_its_call_in_the_table_only_where_it_says_so() {
+        let call = |attachable| serde_json::json!({"id": "req_1", "attachable": attachable});
+        let text = table(&[call(true), call(false)]);
+        let ends: Vec<_> = text.lines().map(|line| line.rsplit(' ').next()).collect();
+        assert_eq!(ends, [Some("ATTACHABLE"), Some("yes"), Some("-")], "{text}");
+    }
+
+    #[test]
+    fn the_head_has_a_line_for_each_endpoint_and_says_which_is_left_out_and_why() {
+        let error = serde_json::json!({"reason": "refused", "error": "Connection\n refused", "seconds": 2.04});
+        let upstreams = serde_json::json!([
+            {"name": "gpu", "slots": 8, "running": 3, "lingering": 1, "queued": 2, "queue": 16, "endpoints": [
+                {"endpoint": "127.0.0.1:8000", "left_out_seconds": 12.25, "last_error": error},
+                {"endpoint": "127.0.0.1:8001", "left_out_seconds": null, "last_error": error},
+            ]},
+            {"name": "cloud", "slots": 4, "running": 0, "lingering": 0, "queued": 0, "queue": 4, "endpoints": [
+                {"endpoint": "a.example", "left_out_seconds": null, "last_error": null},
+            ]},
+        ]);
+        let text = head(upstreams.as_array().unwrap());
+        let lines: Vec<Vec<_>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let tried = "2.0s ago: Connection? refused (refused)";
+        let gpu =
+            format!("gpu 8 3 1 2 of 16 127.0.0.1:8000 left out since 12.2s; last tried {tried}");
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[1].join(" "), gpu);
+        assert_eq!(lines[2].join(" "), format!("127.0.0.1:8001 ok; {tried}"));
+        assert_eq!(lines[3].join(" "), "cloud 4 0 0 0 of 4 a.example ok");
+    }
+
+    /// The commonest slip: the port of the clients, or of the model server.
+    #[test]
+    fn what_is_no_admin_port_is_named_and_so_is_the_flag() {
+        let whose = |answer: &'static str| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let admin = listener.local_addr().unwrap().to_string();
+            let server = std::thread::spawn(move || {
+                let (mut tcp, _) = listener.accept().unwrap();
+                let mut request = [0; 1024];
+                let _ = tcp.read(&mut request).unwrap();
+                tcp.write_all(answer.as_bytes()).unwrap();
+            });
+            let at = At {
+                admin: Some(admin.clone()),
+            };
+            let output = calls(&Calls { at, json: true });
+            server.join().unwrap();
+            assert_eq!((output.exit, output.stdout.as_str()), (Exit::Failed, ""));
+            let said = format!("{admin} does not answer as a gateway's admin port does");
+            assert!(output.stderr.contains(&said), "{}", output.stderr);
+            assert!(output.stderr.contains("--admin"), "{}", output.stderr);
+        };
+        whose("HTTP/1.1 404 Not Found\r\n\r\n{\"error\":{\"message\":\"File Not Found\"}}");
+        whose("HTTP/1.1 200 OK\r\n\r\n{\"models\":[]}");
+        whose("SSH-2.0-OpenSSH\r\n");
+    }
+
+    #[test]
     fn bad_input_is_told_apart() {
         let at = |admin: &str| At {
-            admin: admin.to_owned(),
+            admin: Some(admin.to_owned()),
         };
+        assert!(at("off").resolve().unwrap_err().contains("is off"));
         let nowhere = calls(&Calls {
             at: at("nowhere"),
             json: false,

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 
-/// Printed once it runs: what to type, what to look at.
-pub fn text(data: SocketAddr, admin: Option<SocketAddr>) -> String {
+/// Printed once it runs: what to type, what to look at. The commands are for the shell that it was typed into, which may not find a program
+/// of that name.
+pub fn text(program: &str, data: SocketAddr, admin: Option<SocketAddr>) -> String {
     let admin = admin.map_or_else(String::new, |admin| {
         format!(
-            "Watch what runs, call by call and in sum:\n  curl -s http://{admin}/admin/calls\n  \
+            "Watch what runs, call by call and in sum:\n  {program} calls --admin {admin}\n  \
              curl -s http://{admin}/metrics | grep -E '^tidegate_(running|attended|abandoned|queued)\\{{'\n"
         )
     });
@@ -17,6 +18,6 @@ pub fn text(data: SocketAddr, admin: Option<SocketAddr>) -> String {
          -d '{{\"model\":\"demo\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}'\n\n\
          {admin}\n\
          Each call leaves one line below: when and why its wait ended, when and why its work ended.\n\
-         For a real server: tidegate serve --upstream http://127.0.0.1:8000\n\n"
+         For a real server: {program} serve --upstream http://127.0.0.1:8000\n\n"
     )
 }

@@ -13,7 +13,10 @@ const ANSWER_MAX: u64 = 4096;
 
 /// Blocks for a few seconds at most.
 pub fn health(args: &Health) -> Output {
-    let admin = args.admin;
+    let admin = match args.at.resolve() {
+        Ok(admin) => admin,
+        Err(why) => return unwell(why),
+    };
     match ask(admin) {
         Ok(answer) if answer.starts_with("HTTP/1.1 200 ") => Output {
             stdout: "ok\n".to_owned(),
@@ -53,7 +56,16 @@ fn ask(admin: SocketAddr) -> io::Result<String> {
 mod tests {
     use std::net::TcpListener;
 
+    use super::super::admin::At;
     use super::*;
+
+    fn at(admin: SocketAddr) -> Health {
+        Health {
+            at: At {
+                admin: Some(admin.to_string()),
+            },
+        }
+    }
 
     /// The answer of something that says `words` and closes.
     fn asked(words: &'static str) -> Output {
@@ -66,7 +78,7 @@ mod tests {
             stream.write_all(words.as_bytes()).unwrap();
             String::from_utf8_lossy(&request[..length]).into_owned()
         });
-        let output = health(&Health { admin });
+        let output = health(&at(admin));
         assert!(server.join().unwrap().starts_with("GET /healthz "));
         output
     }
@@ -92,7 +104,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let admin = listener.local_addr().unwrap();
         drop(listener);
-        let output = health(&Health { admin });
+        let output = health(&at(admin));
         assert_eq!(output.exit, Exit::Failed);
         assert!(output.stderr.contains(&admin.to_string()));
     }

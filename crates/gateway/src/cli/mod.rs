@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::io::Read;
 use std::net::SocketAddr;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use tidegate_rig::cli as rig;
@@ -66,7 +67,6 @@ const EXIT_CODES: &str =
     name = "tidegate",
     version,
     about = "The LLM gateway that knows what is really running",
-    disable_help_subcommand = true,
     after_help = EXIT_CODES,
     max_term_width = 100
 )]
@@ -98,7 +98,7 @@ enum Verb {
     /// Find out what a model server does when its clients leave
     #[command(after_help = probe::HELP)]
     Probe(probe::ProbeArgs),
-    /// Show the calls in flight, those of clients that have left among them
+    /// Show upstreams, endpoints and the calls in flight, those of clients that have left among them
     #[command(after_help = CALLS_HELP)]
     Calls(admin::Calls),
     /// End a call, or all calls of an upstream, and free their slots
@@ -107,6 +107,9 @@ enum Verb {
     /// Sum up an access log: what was generated for clients that had left, by model, upstream and key
     #[command(after_help = REPORT_HELP)]
     Report(report::Report),
+    /// Print the version
+    #[command(after_help = VERSION_HELP)]
+    Version,
     /// Serve scripted answers like a model server, and count what really happens
     #[command(after_help = rig::FAKE_HELP)]
     FakeUpstream(Box<rig::FakeArgs>),
@@ -133,8 +136,9 @@ Examples:
   tidegate check --config tidegate.toml
   tidegate check --upstream http://127.0.0.1:8000 --slots 8
 
-Prints the settings in force as TOML; what is not a default says where it was given. Warnings and mistakes go to
-standard error, all of them at once.
+Prints the settings in force as TOML; what is not a default says where it was given. Keys, and hashes of keys, are shown as ***,
+so that the output can be passed on: it is for reading, and no file to start with. Warnings and mistakes go to standard error,
+all of them at once.
 
 Exit codes: 0 good, 2 wrong.";
 
@@ -142,6 +146,10 @@ const DEMO_HELP: &str = "\
 Examples:
   tidegate demo
   tidegate demo --listen 127.0.0.1:9000";
+
+const VERSION_HELP: &str = "\
+Examples:
+  tidegate version";
 
 const SCHEMA_HELP: &str = "\
 Examples:
@@ -163,7 +171,9 @@ Examples:
   tidegate calls
   tidegate calls --admin 127.0.0.1:9090 --json
 
-LEFT is the time since the client left; STATE is attended, abandoned (it runs on for nobody), lingering (the exchange is over,
+First a line for each upstream and endpoint: its slots, who runs, lingers (the exchange is over, the slot is kept) and waits in the
+queue, and whether the endpoint can be connected to; then the calls. LEFT is the time since the client left; ATTACHABLE, whether a
+retry may still take the call up; STATE is attended, abandoned (it runs on for nobody), lingering (the exchange is over,
 the slot is kept) or kept (all is over, the answer waits for a retry).";
 
 const KILL_HELP: &str = "\
@@ -176,9 +186,12 @@ The client, if it is still there, gets an error that SDKs do not try again.";
 const REPORT_HELP: &str = "\
 Examples:
   tidegate report access.log
+  tidegate report access.log.1 access.log
   journalctl -u tidegate -o cat | tidegate report --json
 
-WASTED counts output tokens after the client had left; UNKNOWN, the abandoned calls of which nobody knows. MONEY is the price of
+A row for each model, upstream and client key. ABANDONED are calls whose client left or stopped reading; RETRIES, calls that try
+an abandoned one again; LOST, those that a killed gateway had; TOKENS, output tokens, wasted ones included. SECONDS is for how long
+the server worked after the client had left. WASTED counts output tokens after the client had left; UNKNOWN, the abandoned calls of which nobody knows. MONEY is the price of
 the wasted tokens, where [prices] says what the model costs.";
 
 /// The sources of a configuration. Values are texts here and are checked with the rest of the configuration.
@@ -250,9 +263,8 @@ pub struct HashKey {
 /// Which gateway is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Health {
-    /// Address and port of its admin port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9090")]
-    pub admin: SocketAddr,
+    #[command(flatten)]
+    pub at: admin::At,
 }
 
 /// Reads the command line; `sources` brings the environment.
@@ -262,21 +274,54 @@ pub fn parse(
     args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     sources: Sources,
 ) -> Result<Command, clap::Error> {
-    let matches = Cli::command().try_get_matches_from(args)?;
+    let matches = Cli::command().try_get_matches_from(args).map_err(advised)?;
     Ok(match Cli::from_arg_matches(&matches)?.verb {
         Verb::Serve(args) => Command::Serve(args.onto(sources)),
         Verb::Check(args) => Command::Check(args.onto(sources)),
         Verb::Demo(demo) => Command::Demo(demo),
         Verb::Schema => Command::Schema,
         Verb::HashKey(hash_key) => Command::HashKey(hash_key),
-        Verb::Health(health) => Command::Health(health),
+        Verb::Health(mut health) => {
+            health.at.or(&sources);
+            Command::Health(health)
+        }
         Verb::Probe(args) => Command::Probe(Box::new(args.read(&sources)?)),
-        Verb::Calls(calls) => Command::Calls(calls),
-        Verb::Kill(kill) => Command::Kill(kill),
+        Verb::Calls(mut calls) => {
+            calls.at.or(&sources);
+            Command::Calls(calls)
+        }
+        Verb::Kill(mut kill) => {
+            kill.at.or(&sources);
+            Command::Kill(kill)
+        }
+        Verb::Version => return Err(Cli::command().error(ErrorKind::DisplayVersion, VERSION)),
         Verb::Report(report) => Command::Report(report),
         Verb::FakeUpstream(args) => Command::Rig(rig::Command::FakeUpstream(args)),
         Verb::Storm(args) => Command::Rig(rig::Command::Storm(args)),
     })
+}
+
+const VERSION: &str = concat!("tidegate ", env!("CARGO_PKG_VERSION"), "\n");
+
+/// Says more where an argument is not known and one knows what was meant.
+fn advised(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let advice = match given.as_str() {
+        "--api-key" | "--key" | "--keys" => {
+            "keys have no flag, since a process list shows flags: set TIDEGATE_API_KEY or TIDEGATE_KEYS, or name a file with --api-key-file or --keys-file"
+        }
+        "--port" | "-p" | "--host" | "--bind" => {
+            "address and port are given together: --listen 127.0.0.1:8080"
+        }
+        given if given.ends_with(".toml") => "the configuration file is given with --config",
+        _ => return error,
+    };
+    error.remove(ContextKind::SuggestedArg);
+    let advice = ContextValue::StyledStrs(vec![advice.to_owned().into()]);
+    error.insert(ContextKind::Suggested, advice);
+    error
 }
 
 /// The command tree, for the generated reference.
@@ -349,7 +394,7 @@ pub fn hash_key(args: &HashKey, input: impl Read) -> Output {
         ),
         None => line,
     };
-    let weak = if key.len() < 16 {
+    let weak = if keys::is_short(key) {
         "warning: a key this short can be guessed from its hash\n"
     } else {
         ""

@@ -73,7 +73,15 @@ const PROBE_LONG: Duration = Duration::from_secs(6);
 
 impl ProbeArgs {
     pub(super) fn read(self, sources: &Sources) -> Result<Probe, clap::Error> {
-        let wrong = |what: String| Cli::command().error(ErrorKind::ValueValidation, what);
+        let wrong = |what: String| {
+            let mut command = Cli::command();
+            command.build();
+            let own = command.find_subcommand_mut("probe");
+            own.map_or_else(
+                || Cli::command().error(ErrorKind::ValueValidation, &what),
+                |own| own.error(ErrorKind::ValueValidation, &what),
+            )
+        };
         let endpoint = Endpoint::parse(&self.url)
             .map_err(|why| wrong(format!("the URL `{}` {}: {}", self.url, why.what, why.help)))?;
         let file = self.api_key_file.as_deref();

@@ -17,9 +17,9 @@ const ROWS_MAX: usize = 10_000;
 /// What is reported.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Report {
-    /// Access log, a JSON line for each call; standard input if it is left out
+    /// Access logs, a JSON line for each call; standard input if there is none
     #[arg(value_name = "FILE")]
-    pub file: Option<std::path::PathBuf>,
+    pub files: Vec<std::path::PathBuf>,
     /// One JSON object
     #[arg(long)]
     pub json: bool,
@@ -53,17 +53,22 @@ struct Row {
 
 /// `tidegate report`. Blocks on the file.
 pub fn report(args: &Report, stdin: impl BufRead) -> Output {
-    let read = match &args.file {
-        None => gather(stdin),
-        Some(path) => match std::fs::File::open(path) {
-            Ok(file) => gather(std::io::BufReader::new(file)),
+    let mut sums = BTreeMap::new();
+    let mut other = 0;
+    if args.files.is_empty() {
+        match gather(stdin, &mut sums) {
+            Ok(lines) => other += lines,
+            Err(error) => return failed(&format!("the log cannot be read: {error}")),
+        }
+    }
+    for path in &args.files {
+        let opened = std::fs::File::open(path).map(std::io::BufReader::new);
+        match opened.and_then(|file| gather(file, &mut sums)) {
+            Ok(lines) => other += lines,
             Err(error) => return failed(&format!("{} cannot be read: {error}", path.display())),
-        },
-    };
-    let (rows, other) = match read {
-        Ok(read) => read,
-        Err(error) => return failed(&format!("the log cannot be read: {error}")),
-    };
+        }
+    }
+    let rows = sorted(sums);
     if rows.is_empty() {
         return failed(
             "no line of an access log is in there; tidegate writes it to standard output",
@@ -94,23 +99,29 @@ fn failed(why: &str) -> Output {
     }
 }
 
-/// The sums, most wasted first, and how many lines are none of ours.
-fn gather(mut log: impl BufRead) -> std::io::Result<(Vec<Row>, u64)> {
-    let mut sums: BTreeMap<[String; 3], Sums> = BTreeMap::new();
+/// By model, upstream and key.
+type All = BTreeMap<[String; 3], Sums>;
+
+/// Adds the calls of one log; how many lines are none of ours.
+fn gather(mut log: impl BufRead, sums: &mut All) -> std::io::Result<u64> {
     let mut other = 0;
     let mut line = Vec::new();
     loop {
         line.clear();
         let mut bounded = std::io::Read::take(&mut log, LINE_BYTES);
         if bounded.read_until(b'\n', &mut line)? == 0 {
-            break;
+            return Ok(other);
         }
         let call: Option<Value> = serde_json::from_slice(&line).ok();
         match call.filter(|call| call["wait_end"].is_string()) {
-            Some(call) => add(&mut sums, &call),
+            Some(call) => add(sums, &call),
             None => other += 1,
         }
     }
+}
+
+/// The most wasted first.
+fn sorted(sums: All) -> Vec<Row> {
     let mut rows: Vec<_> = sums
         .into_iter()
         .map(|([model, upstream, key], sums)| Row {
@@ -121,10 +132,10 @@ fn gather(mut log: impl BufRead) -> std::io::Result<(Vec<Row>, u64)> {
         })
         .collect();
     rows.sort_by_key(|row| std::cmp::Reverse((row.sums.wasted_tokens, row.sums.abandoned)));
-    Ok((rows, other))
+    rows
 }
 
-fn add(sums: &mut BTreeMap<[String; 3], Sums>, call: &Value) {
+fn add(sums: &mut All, call: &Value) {
     let text = |name: &str| call[name].as_str().unwrap_or("-").to_owned();
     let mut of = [text("model"), text("upstream"), text("principal")];
     if sums.len() >= ROWS_MAX && !sums.contains_key(&of) {
@@ -192,7 +203,13 @@ mod tests {
     use super::*;
 
     fn of(log: &str, json: bool) -> Output {
-        report(&Report { file: None, json }, log.as_bytes())
+        report(
+            &Report {
+                files: Vec::new(),
+                json,
+            },
+            log.as_bytes(),
+        )
     }
 
     #[test]
@@ -229,6 +246,23 @@ not a line
     }
 
     #[test]
+    fn logs_that_were_rotated_are_summed_together() {
+        let folder = std::env::temp_dir().join(format!("tidegate-report-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let files: Vec<_> = ["1", "2"].map(|name| folder.join(name)).into();
+        for file in &files {
+            std::fs::write(file, "{\"model\":\"a\",\"wait_end\":\"left\"}\nno\n").unwrap();
+        }
+        let told = report(&Report { files, json: true }, &b""[..]);
+        let value: Value = serde_json::from_str(&told.stdout).unwrap();
+        assert_eq!(
+            (&value["other_lines"], &value["rows"][0]["calls"]),
+            (&2.into(), &2.into())
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn no_number_is_too_large_for_a_sum() {
         let line = r#"{"model":"a","wait_end":"left","output_tokens":18446744073709551615}"#;
         let told = of(&format!("{line}\n{line}\n"), true);
@@ -242,7 +276,7 @@ not a line
         assert_eq!((told.exit, told.stdout.as_str()), (Exit::Failed, ""));
         assert!(told.stderr.contains("no line of an access log"));
         let none = Report {
-            file: Some("/nowhere".into()),
+            files: vec!["/nowhere".into()],
             json: false,
         };
         assert!(

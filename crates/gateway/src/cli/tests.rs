@@ -118,7 +118,7 @@ fn wrong_command_lines_exit_with_2() {
 #[test]
 fn check_prints_or_refuses() {
     let could_start = |_: &config::Config| Ok::<(), String>(());
-    let Command::Check(sources) = parsed("tidegate check --upstream http://a") else {
+    let Command::Check(sources) = parsed("tidegate check --upstream http://a --kind vllm") else {
         panic!("not check")
     };
     let good = check(&sources, could_start);
@@ -217,4 +217,47 @@ fn help(command: &mut clap::Command) -> String {
     text.lines()
         .map(|line| format!("{}\n", line.trim_end()))
         .collect()
+}
+
+/// What newcomers type, and the words that must come back.
+#[test]
+fn slips_are_answered_with_what_was_meant() {
+    for (line, words, exit) in [
+        ("tidegate help", "Usage: tidegate <COMMAND>", Exit::Ok),
+        ("tidegate help serve", "Run the gateway\n", Exit::Ok),
+        (
+            "tidegate version",
+            concat!("tidegate ", env!("CARGO_PKG_VERSION"), "\n"),
+            Exit::Ok,
+        ),
+        (
+            "tidegate serve --upstream http://a --api-key sk-123",
+            "tip: keys have no flag, since a process list shows flags: set TIDEGATE_API_KEY",
+            Exit::Usage,
+        ),
+        (
+            "tidegate serve --port 8081",
+            "tip: address and port are given together: --listen 127.0.0.1:8080",
+            Exit::Usage,
+        ),
+        (
+            "tidegate check nope.toml",
+            "tip: the configuration file is given with --config",
+            Exit::Usage,
+        ),
+        (
+            "tidegate probe 127.0.0.1:8000",
+            "Usage: tidegate probe [OPTIONS] <URL>",
+            Exit::Usage,
+        ),
+        ("tidegate serve --lisen a", "'--listen'", Exit::Usage),
+    ] {
+        let output = Output::from(parse(line.split(' '), Sources::default()).unwrap_err());
+        assert_eq!(output.exit, exit, "{line}");
+        let said = output.stdout + &output.stderr;
+        assert!(said.contains(words), "{line}: {said}");
+        assert!(!said.contains("sk-123"), "{said}");
+        let aside = words.contains("no flag") && said.contains("similar");
+        assert!(!aside, "the next slip is not suggested: {said}");
+    }
 }

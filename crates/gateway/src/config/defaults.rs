@@ -50,6 +50,8 @@ impl Upstream {
             slots: written.slots,
             queue: written.slots.get(),
             settle: kind.row().settle,
+            settle_whole: kind.row().settle_whole,
+            stops_known: kind != Kind::Other,
             abandon: Abandon::of(kind, written.slots),
             attach: None,
             timeouts: Timeouts::default(),

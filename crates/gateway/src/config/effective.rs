@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::mistake::Place;
+use super::mistake::Origin;
 use super::tree::join;
 use super::units::{Size, Time, TimeOrOff};
 use super::upstreams::TIERS;
@@ -83,7 +83,7 @@ pub fn toml(loaded: &Loaded) -> String {
 
 struct Page<'a> {
     text: String,
-    origins: &'a BTreeMap<String, Place>,
+    origins: &'a BTreeMap<String, Origin>,
 }
 
 // === impl Page ===
@@ -108,7 +108,7 @@ impl Page<'_> {
         }
     }
 
-    fn line_from(&mut self, name: &str, origin: Option<&Place>, value: impl Display) {
+    fn line_from(&mut self, name: &str, origin: Option<&Origin>, value: impl Display) {
         match origin {
             Some(origin) => self.put(format_args!("{name} = {value} # {}\n", short(origin))),
             None => self.put(format_args!("{name} = {value}\n")),
@@ -203,6 +203,7 @@ impl Page<'_> {
             stream_buffer_bytes,
             error_body_bytes,
             assembled_bytes,
+            answers_total_bytes,
             attach_total_bytes,
         } = limits;
         self.section("[limits]");
@@ -214,6 +215,7 @@ impl Page<'_> {
             ("stream_buffer", stream_buffer_bytes),
             ("error_body", error_body_bytes),
             ("assembled", assembled_bytes),
+            ("answers_total", answers_total_bytes),
             ("attach_total", attach_total_bytes),
         ] {
             self.line(name, &format!("limits.{name}"), quoted(Size(*bytes)));
@@ -248,7 +250,9 @@ impl Page<'_> {
             auth,
             slots,
             queue,
-            settle,
+            settle: _,
+            settle_whole: _,
+            stops_known: _,
             abandon,
             attach,
             timeouts,
@@ -281,11 +285,7 @@ impl Page<'_> {
         self.of_kind(*kind, "auth", &at("auth"), name(auth));
         self.line("slots", &at("slots"), slots);
         self.line("queue", &at("queue"), queue);
-        let contract = abandon.contract;
-        self.of_kind(*kind, "on_abandon", &at("on_abandon"), name(contract));
-        if contract != Contract::Linger {
-            self.of_kind(*kind, "settle", &at("settle"), time(*settle));
-        }
+        self.ending(upstream, path);
         self.line(
             "heartbeat",
             &at("heartbeat"),
@@ -304,6 +304,31 @@ impl Page<'_> {
         self.upstream_timeouts(timeouts, path);
         self.pool(*kind, pool, path);
         self.upstream_tls(tls, path);
+    }
+
+    /// What becomes of a call that is left, and how long its slot is kept.
+    fn ending(&mut self, upstream: &Upstream, path: &str) {
+        let at = |name: &str| format!("{path}.{name}");
+        let (kind, contract) = (upstream.kind, upstream.abandon.contract);
+        if upstream.stops_known {
+            self.of_kind(kind, "on_abandon", &at("on_abandon"), name(contract));
+        } else {
+            // Written out, it would be the operator's word.
+            self.put(format_args!(
+                "# on_abandon = {} # a guess: nothing is known of this server\n",
+                name(contract)
+            ));
+        }
+        match upstream.settle_whole {
+            _ if contract == Contract::Linger || !upstream.stops_known => {}
+            None => self.of_kind(kind, "settle", &at("settle"), time(upstream.settle)),
+            Some(whole) => self.put(format_args!(
+                "# settle = {}, of an answer in one piece {} # kind {}\n",
+                time(upstream.settle),
+                time(whole),
+                kind.row().name
+            )),
+        }
     }
 
     fn abandon(&mut self, (kind, grace): (Kind, bool), abandon: &Abandon, path: &str) {
@@ -424,9 +449,9 @@ impl Page<'_> {
 }
 
 /// `tidegate.toml:12`, `--listen`, `TIDEGATE_LISTEN`.
-fn short(place: &Place) -> String {
+fn short(place: &Origin) -> String {
     match place {
-        Place::File { file, line, .. } => {
+        Origin::File { file, line, .. } => {
             format!("{}:{line}", file.display()).replace(char::is_control, "?")
         }
         place => place.to_string(),

@@ -40,7 +40,8 @@ pub struct File {
     /// What is written to standard output and standard error.
     pub log: Log,
     /// What models cost, for the sums of waste: name = `"INPUT/OUTPUT"`, the prices of a million tokens of each, in a currency of your
-    /// choice: `"2.50/10"`. Names or patterns as in `models`.
+    /// choice: `"2.50/10"`. Names or patterns as in `models`; where clients use an alias, its own
+    /// price or that of the name that is sent.
     pub prices: BTreeMap<String, String>,
     /// Client keys. None: every caller is `anonymous`, and only a loopback address is served.
     pub keys: Vec<Key>,
@@ -121,6 +122,10 @@ pub struct Limits {
     pub error_body: Size,
     /// Longest answer that is put together out of a stream, for a client that wants it in one piece. One that is longer fails.
     pub assembled: Size,
+    /// All answers in one piece held at once, until their clients have read them; those that are put together count from their first byte. One of
+    /// these for which there is no room is refused; any other keeps its slot until it is read.
+    #[schemars(extend("x-min" = "1KiB", "x-max" = "1024GiB"))]
+    pub answers_total: Size,
     /// Bytes of all answers that are kept for retries, see `[upstreams.attach]`. Where there are several client keys, those of one key take at
     /// most half.
     #[schemars(extend("x-min" = "4KiB", "x-max" = "1024GiB"))]
@@ -203,7 +208,7 @@ pub struct Upstream {
     /// Kind of server; fills in what follows from it, see [kinds.md](kinds.md). Default: guessed from well-known host names, else
     /// `"other"`.
     pub kind: Option<Kind>,
-    /// Address of the one endpoint: `"http://127.0.0.1:8000"`. A trailing `/v1` is dropped. Exactly one of `url` and `endpoints`.
+    /// Address of the one endpoint: `"http://127.0.0.1:8000"`. A trailing `/v1` is dropped, another path is put before `/v1/…`. Exactly one of `url` and `endpoints`.
     pub url: Option<String>,
     /// Addresses of several endpoints; least in flight picks.
     pub endpoints: Vec<String>,
@@ -227,7 +232,7 @@ pub struct Upstream {
     /// What becomes of a call whose client has left. Default: that of the kind.
     pub on_abandon: Option<Contract>,
     /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while. Default: that of the
-    /// kind.
+    /// kind, which may be longer for answers in one piece.
     #[schemars(extend("x-min" = "0s", "x-max" = "1h"))]
     pub settle: Option<Time>,
     /// Comment lines sent to the client while a stream is silent, or `"off"`.
@@ -389,6 +394,7 @@ impl Default for Limits {
             stream_buffer: Size::kib(64),
             error_body: Size::mib(1),
             assembled: Size::mib(16),
+            answers_total: Size::mib(256),
             attach_total: Size::mib(64),
         }
     }

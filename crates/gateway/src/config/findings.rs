@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::mistake::{Mistake, Mistakes, Place, Warning};
+use super::mistake::{Mistake, Mistakes, Origin, Warning};
 
 /// More than this many mistakes are not listed.
 const MISTAKES_MAX: usize = 200;
@@ -12,7 +12,7 @@ const MISTAKES_MAX: usize = 200;
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Where each setting was given, by path. What is not here is a default.
-    pub(super) places: BTreeMap<String, Place>,
+    pub(super) places: BTreeMap<String, Origin>,
     /// Settings whose value was refused; nothing more is said about them.
     pub(super) broken: BTreeSet<String>,
     /// Settings with a value from the environment, given by `${NAME}`.
@@ -32,7 +32,7 @@ impl Findings {
 
     pub(super) fn wrong_at(
         &mut self,
-        place: Place,
+        place: Origin,
         path: &str,
         what: impl Into<String>,
         help: impl Into<String>,
@@ -52,7 +52,7 @@ impl Findings {
                 "is this the right file?",
             );
             self.mistakes.push(Mistake {
-                place: Place::Whole,
+                place: Origin::Whole,
                 path: String::new(),
                 what,
                 help: help.into(),
@@ -76,14 +76,14 @@ impl Findings {
     }
 
     /// The place of a setting, or of the table it would stand in.
-    pub(super) fn place(&self, path: &str) -> Place {
+    pub(super) fn place(&self, path: &str) -> Origin {
         let mut path = path;
         loop {
             if let Some(place) = self.places.get(path) {
                 return place.clone();
             }
             let Some(at) = path.rfind(['.', '[']) else {
-                return self.file.clone().map_or(Place::Whole, Place::WholeFile);
+                return self.file.clone().map_or(Origin::Whole, Origin::WholeFile);
             };
             path = &path[..at];
         }
@@ -101,7 +101,7 @@ impl Findings {
     /// A path in the file is relative to the file's folder, one from a flag to the working folder.
     pub(super) fn resolve(&self, path: &str, text: &str) -> PathBuf {
         let folder = match self.place(path) {
-            Place::File { file, .. } => file.parent().map(Path::to_path_buf),
+            Origin::File { file, .. } => file.parent().map(Path::to_path_buf),
             _ => None,
         };
         folder.map_or_else(|| PathBuf::from(text), |folder| folder.join(text))

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::ClientKey;
 use super::file;
 use super::findings::Findings;
-use super::mistake::Place;
+use super::mistake::Origin;
 use super::secret::Secret;
 use super::sources::Sources;
 
@@ -132,9 +132,29 @@ fn checked(text: &str, path: &str, findings: &mut Findings) -> Option<String> {
     None
 }
 
+/// Characters below which a key can be found by trial.
+const SHORT: usize = 16;
+
+/// Whether a key can be guessed from its hash, or by asking.
+pub fn is_short(key: &str) -> bool {
+    key.len() < SHORT
+}
+
+/// The hash of a client's key.
+fn hashed(text: &str, name: Option<&str>, path: &str, findings: &mut Findings) -> Option<[u8; 32]> {
+    let key = checked(text, path, findings)?;
+    if is_short(&key) {
+        let help = "make one that is random, such as `openssl rand -hex 24` does";
+        let whose = name.map(|name| format!(" of {name:?}")).unwrap_or_default();
+        let what = format!("the key{whose} is so short that it can be guessed");
+        findings.warn(path, what, help);
+    }
+    Some(hash(&key))
+}
+
 /// A secret written in the file should only be a reference to the environment.
 fn warn_if_literal(path: &str, findings: &mut Findings) {
-    let in_file = matches!(findings.place(path), Place::File { .. });
+    let in_file = matches!(findings.place(path), Origin::File { .. });
     if in_file && !findings.filled_in.contains(path) {
         findings.warn(
             path,
@@ -254,10 +274,12 @@ fn of_client(key: &file::Key, path: &str, findings: &mut Findings) -> Option<Cli
         }
         (None, Some(text), None) => {
             warn_if_literal(&at("key"), findings);
-            checked(&text.0, &at("key"), findings).map(|key| hash(&key))
+            hashed(&text.0, name.as_deref(), &at("key"), findings)
         }
         (None, None, Some(file)) => {
-            from_file(file, &at("key_file"), findings).map(|key| hash(&key))
+            let path = at("key_file");
+            read_file(file, &path, findings)
+                .and_then(|text| hashed(text.trim(), name.as_deref(), &path, findings))
         }
         (None, None, None) => {
             findings.wrong(
@@ -302,7 +324,7 @@ fn of_list(text: &str, path: &str, findings: &mut Findings) -> Vec<ClientKey> {
         let value = value.trim();
         let name = client_name(name.trim(), path, findings);
         let sha256 = match value.strip_prefix("sha256:") {
-            None => checked(value, path, findings).map(|key| hash(&key)),
+            None => hashed(value, name.as_deref(), path, findings),
             Some(digits) => unhex(digits.trim()).or_else(|| {
                 let what = format!("entry {number} has no SHA-256 of 64 hex digits");
                 findings.wrong(path, what, "`tidegate hash-key` prints it");

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::Config;
 use super::file;
 use super::findings::Findings;
-use super::mistake::{Mistakes, Place, Warning};
+use super::mistake::{Mistakes, Origin, Warning};
 use super::schema::Shape;
 use super::sources::{Env, SOURCES, Sources};
 use super::tree::{self, Raw};
@@ -24,11 +24,28 @@ pub struct Loaded {
     /// Files whose change may change the configuration: itself, keys, certificates.
     pub watch: Vec<PathBuf>,
     /// Where each setting was given, by path; what is not here is a default.
-    pub origins: std::collections::BTreeMap<String, Place>,
+    pub origins: std::collections::BTreeMap<String, Origin>,
 }
 
-/// Reads everything that `sources` name. Blocks on files; reload calls it again with the same sources.
+/// How often a configuration can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    /// The first time: a pipe will do.
+    First,
+    Again,
+}
+
+/// Reads everything that `sources` name. Blocks on files.
 pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+    read_all(sources, Reading::First)
+}
+
+/// As [`load`], for a reload: what came through a pipe at the start is not there a second time, and would be waited for.
+pub fn load_again(sources: &Sources) -> Result<Loaded, Mistakes> {
+    read_all(sources, Reading::Again)
+}
+
+fn read_all(sources: &Sources, reading: Reading) -> Result<Loaded, Mistakes> {
     let mut findings = Findings::default();
     let config_file = sources.by_env_name("TIDEGATE_CONFIG");
     let upstream = sources.by_env_name("TIDEGATE_UPSTREAM");
@@ -45,14 +62,14 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
         }
         (None, None) => {
             let help = "give --upstream http://127.0.0.1:8000, or --config tidegate.toml";
-            findings.wrong_at(Place::Whole, "", "there is no upstream to serve", help);
+            findings.wrong_at(Origin::Whole, "", "there is no upstream to serve", help);
             None
         }
         (Some(given), None) => {
             let file = PathBuf::from(given.text);
             findings.file = Some(file.clone());
             findings.watch(file.clone());
-            read(&file, &mut findings)
+            read(&file, reading, &mut findings)
         }
         (None, Some(_)) => Some(String::new()),
     };
@@ -106,21 +123,23 @@ fn from_text(text: &str, sources: &Sources, mut findings: Findings) -> Result<Lo
     })
 }
 
-fn read(file: &Path, findings: &mut Findings) -> Option<String> {
-    let place = Place::WholeFile(file.to_path_buf());
+fn read(file: &Path, reading: Reading, findings: &mut Findings) -> Option<String> {
+    let place = Origin::WholeFile(file.to_path_buf());
     let mut bytes = Vec::new();
-    let opened = fs::metadata(file).and_then(|about| match about.is_dir() {
-        true => Err(std::io::Error::other("is a directory")),
-        false => fs::File::open(file),
+    let mut help = "check the path given by --config or TIDEGATE_CONFIG";
+    let opened = fs::metadata(file).and_then(|about| {
+        if about.is_dir() {
+            return Err(std::io::Error::other("is a directory"));
+        }
+        if reading == Reading::Again && !about.is_file() {
+            help = "it is no regular file, and could be read once; give a file, or start the gateway anew";
+            return Err(std::io::Error::other("not a second time"));
+        }
+        fs::File::open(file)
     });
     let limit = tree::FILE_BYTES_MAX as u64 + 1;
     if let Err(error) = opened.and_then(|open| open.take(limit).read_to_end(&mut bytes)) {
-        findings.wrong_at(
-            place,
-            "",
-            format!("cannot be read: {error}"),
-            "check the path given by --config or TIDEGATE_CONFIG",
-        );
+        findings.wrong_at(place, "", format!("cannot be read: {error}"), help);
         return None;
     }
     if bytes.len() > tree::FILE_BYTES_MAX {
@@ -135,7 +154,7 @@ fn read(file: &Path, findings: &mut Findings) -> Option<String> {
                 .filter(|byte| **byte == b'\n')
                 .count()
                 + 1;
-            let place = Place::File {
+            let place = Origin::File {
                 file: file.to_path_buf(),
                 line,
                 column: 1,
@@ -186,7 +205,7 @@ fn overlay(
             of,
             Raw::Text {
                 text: given.text,
-                typed: matches!(given.place, Place::Flag(_)) && !is_number(of),
+                typed: matches!(given.place, Origin::Flag(_)) && !is_number(of),
             },
         ) {
             Ok(value) => set(values, source.path, value),

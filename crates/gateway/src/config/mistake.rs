@@ -11,7 +11,7 @@ const PATH_CHARS_MAX: usize = 120;
 
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum Origin {
     /// The whole configuration, or a flag that is missing.
     Whole,
     Flag(String),
@@ -28,7 +28,7 @@ pub enum Place {
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mistake {
-    pub place: Place,
+    pub place: Origin,
     /// `upstreams[1].timeouts.connect`; empty where no setting is meant.
     pub path: String,
     pub what: String,
@@ -49,9 +49,9 @@ pub struct Mistakes {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning(pub Mistake);
 
-// === impl Place ===
+// === impl Origin ===
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole => f.write_str("configuration"),
@@ -68,7 +68,7 @@ impl fmt::Display for Place {
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.place)?;
-        let in_file = matches!(self.place, Place::File { .. });
+        let in_file = matches!(self.place, Origin::File { .. });
         if in_file && !self.path.is_empty() {
             match self.path.char_indices().nth(PATH_CHARS_MAX) {
                 Some((end, _)) => write!(f, "{}...: ", &self.path[..end])?,

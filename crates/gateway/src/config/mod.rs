@@ -14,8 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use kinds::{Confirm, Contract, Kind};
-pub use load::{Loaded, load, parse};
-pub use mistake::{Mistake, Mistakes, Place, Warning};
+pub use load::{Loaded, load, load_again, parse};
+pub use mistake::{Mistake, Mistakes, Origin, Warning};
 pub use secret::Secret;
 pub use sources::{Env, Sources};
 
@@ -128,6 +128,8 @@ pub struct Limits {
     pub error_body_bytes: usize,
     /// Longest answer that is put together out of a stream. Default 16 MiB.
     pub assembled_bytes: usize,
+    /// All such answers held at once. Default 256 MiB.
+    pub answers_total_bytes: usize,
     /// All answers that are kept for retries. Default 64 MiB.
     pub attach_total_bytes: usize,
 }
@@ -211,6 +213,10 @@ pub struct Upstream {
     pub queue: usize,
     /// How long a slot is kept after a call was cancelled, where the server is known to run on for a while.
     pub settle: Duration,
+    /// The same for an answer that was asked for in one piece, where that takes longer.
+    pub settle_whole: Option<Duration>,
+    /// Whether anything is known of how it stops: by its kind, or because the operator wrote `on_abandon` or `settle`.
+    pub stops_known: bool,
     /// What becomes of calls whose clients have left.
     pub abandon: Abandon,
     /// Calls that are left wait for their client's retry. `None`, the default: they do not.

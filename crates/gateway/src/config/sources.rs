@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::findings::Findings;
-use super::mistake::Place;
+use super::mistake::Origin;
 use super::near;
 
 /// Prefix of all variables that are ours.
@@ -103,7 +103,7 @@ pub struct Env(BTreeMap<String, String>);
 /// A value that was given without a file.
 #[derive(Clone, Debug)]
 pub struct Given<'a> {
-    pub place: Place,
+    pub place: Origin,
     pub text: &'a str,
 }
 
@@ -150,12 +150,12 @@ impl Sources {
         let by_flag = source.flag.and_then(|flag| {
             self.flags
                 .get(flag)
-                .map(|text| (Place::Flag(flag.into()), text.as_str()))
+                .map(|text| (Origin::Flag(flag.into()), text.as_str()))
         });
         let by_env = || {
             self.env
                 .get(source.env)
-                .map(|text| (Place::Env(source.env.into()), text))
+                .map(|text| (Origin::Env(source.env.into()), text))
         };
         by_flag
             .or_else(by_env)
@@ -181,7 +181,7 @@ impl Sources {
                 || format!("unset it, or give it a name without {PREFIX}; the known names are in `tidegate serve --help`"),
                 |near| format!("did you mean {near}?"),
             );
-            findings.wrong_at(Place::Env(name.clone()), "", "is not a setting", help);
+            findings.wrong_at(Origin::Env(name.clone()), "", "is not a setting", help);
         }
     }
 }

@@ -11,7 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::findings::Findings;
-use super::mistake::Place;
+use super::mistake::Origin;
 use super::near;
 use super::schema::{Choice, Field, Shape};
 use super::sources::{Env, Expanded, Unexpanded, expand};
@@ -70,10 +70,11 @@ pub(super) fn read(text: &str, root: &Shape, env: &Env, findings: &mut Findings)
     let (tree, errors) = DeTable::parse_recoverable(text);
     let mut readable = true;
     let mut last_line = 0;
+    let yaml = !errors.is_empty() && is_yaml(text);
     for error in errors {
         let place = reader.place(error.span().unwrap_or(0..0));
         // One slip makes several errors in a row.
-        if let Place::File { line, .. } = place {
+        if let Origin::File { line, .. } = place {
             if line == last_line {
                 continue;
             }
@@ -88,7 +89,11 @@ pub(super) fn read(text: &str, root: &Shape, env: &Env, findings: &mut Findings)
             ),
             false => (format!("not valid TOML: {}", one_line(error.message())), ""),
         };
+        let help = if yaml { YAML } else { help };
         reader.findings.wrong_at(place, "", what, help);
+        if yaml {
+            break; // All of it is wrong, and for one reason.
+        }
     }
     // After a real syntax error the tree is a guess, and complaints about a guess mislead.
     let values = if readable {
@@ -101,6 +106,21 @@ pub(super) fn read(text: &str, root: &Shape, env: &Env, findings: &mut Findings)
         used: reader.used,
         readable,
     }
+}
+
+const YAML: &str = "this looks like YAML, and the configuration is TOML: name = \"value\", [section]; deploy/tidegate.example.toml shows every setting";
+
+/// The first line that says something is `name:`, `name: value` or `- value`.
+fn is_yaml(text: &str) -> bool {
+    let mut lines = text.lines().map(str::trim);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+    let is_name = |name: &str| !name.contains(['=', '"', '[', ' ']);
+    first.is_some_and(|line| {
+        line == "---"
+            || line.starts_with("- ")
+            || line.strip_suffix(':').is_some_and(is_name)
+            || line.split_once(": ").is_some_and(|(name, _)| is_name(name))
+    })
 }
 
 fn one_line(message: &str) -> String {
@@ -224,7 +244,10 @@ impl Reader<'_> {
                 self.used.extend(names.iter().cloned());
                 Err(Wrong {
                     what: format!("the environment {noun} {} {are} not set", names.join(", ")),
-                    help: format!("set it, or write ${{{first}:-a default}}"),
+                    help: match path.ends_with("key") {
+                        true => "set it where the gateway is started, or name a file with the key (api_key_file, key_file)".into(),
+                        false => format!("set it, or write ${{{first}:-a default}}"),
+                    },
                 })
             }
             Err(Unexpanded::Malformed) => Err(Wrong {
@@ -234,7 +257,7 @@ impl Reader<'_> {
         }
     }
 
-    fn place(&self, span: Range<usize>) -> Place {
+    fn place(&self, span: Range<usize>) -> Origin {
         let line = self
             .lines
             .partition_point(|start| *start <= span.start)
@@ -245,7 +268,7 @@ impl Reader<'_> {
             Some(before) if before.len() < 4096 => before.chars().count() + 1,
             _ => span.start - start + 1,
         };
-        Place::File {
+        Origin::File {
             file: self.findings.file.clone().unwrap_or_default(),
             line,
             column,

@@ -56,7 +56,11 @@ fn upstream(
     built.auth = written.auth.unwrap_or(built.auth);
     built.slots = written.slots;
     built.queue = written.queue.unwrap_or(written.slots.get());
-    built.settle = written.settle.map_or(built.settle, |settle| settle.0);
+    if let Some(settle) = &written.settle {
+        (built.settle, built.settle_whole) = (settle.0, None);
+    }
+    built.stops_known |= written.settle.is_some() || written.on_abandon.is_some();
+    warn_of_unknown(written, &built, &path, findings);
     built.attach = abandon::attach(written, &path, findings);
     built.abandon = abandon::build(written, &built, several_keys, &path, findings);
     built.heartbeat = written.heartbeat.duration();
@@ -85,6 +89,27 @@ fn upstream(
         check_tiers(&built.timeouts, path, findings);
     }
     built
+}
+
+/// Warns of a server of which nothing was said: what it does when it is left is a guess.
+fn warn_of_unknown(
+    written: &file::Upstream,
+    built: &Upstream,
+    path: &str,
+    findings: &mut Findings,
+) {
+    let at = format!("{path}.kind");
+    let Some(endpoint) = built.endpoints.first() else {
+        return;
+    };
+    if built.stops_known || written.kind.is_some() || findings.is_broken(&at) {
+        return;
+    }
+    findings.warn(
+        &at,
+        "the kind is not given, so nothing is known of what this server does when a client leaves",
+        format!("say what it is, as kind = \"vllm\" or --kind does; `tidegate probe {endpoint}` finds out"),
+    );
 }
 
 /// The tiers that an upstream may set for itself.

@@ -12,7 +12,7 @@ use super::findings::Findings;
 use super::keys;
 use super::sources::Sources;
 use super::tree::join;
-use super::units::{Size, Time, shown};
+use super::units::{Time, shown};
 use super::{Admin, Config, Cors, Limits, Log, Price, Server, ServerTls, Timeouts};
 use super::{abandon, routes, upstreams};
 
@@ -205,22 +205,30 @@ fn check_open_door(server: &Server, keyed: bool, findings: &mut Findings) {
 }
 
 fn limits(written: &file::Limits, findings: &mut Findings) -> Limits {
-    let Size(total) = written.request_bodies_total;
-    if written.request_body.0 > total {
-        let given = if findings.is_given("limits.request_body") {
-            "request_body"
-        } else {
-            "request_bodies_total"
-        };
-        let what = format!(
-            "request_body ({}) is more than request_bodies_total ({})",
-            written.request_body, written.request_bodies_total
-        );
-        findings.wrong(
-            &format!("limits.{given}"),
-            what,
+    let w = written;
+    let pairs = [
+        (
+            ("request_body", w.request_body),
+            ("request_bodies_total", w.request_bodies_total),
             "the bound of all bodies must have room for one",
-        );
+        ),
+        (
+            ("assembled", w.assembled),
+            ("answers_total", w.answers_total),
+            "the bound of all answers must have room for one",
+        ),
+    ];
+    for ((name, one), (total, all), help) in pairs {
+        if one.0 <= all.0 {
+            continue;
+        }
+        let given = if findings.is_given(&format!("limits.{name}")) {
+            name
+        } else {
+            total
+        };
+        let what = format!("{name} ({one}) is more than {total} ({all})");
+        findings.wrong(&format!("limits.{given}"), what, help);
     }
     Limits::from(written)
 }
@@ -451,6 +459,7 @@ impl From<&file::Limits> for Limits {
             stream_buffer_bytes: w.stream_buffer.0,
             error_body_bytes: w.error_body.0,
             assembled_bytes: w.assembled.0,
+            answers_total_bytes: w.answers_total.0,
             attach_total_bytes: w.attach_total.0,
         }
     }

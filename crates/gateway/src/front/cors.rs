@@ -2,85 +2,70 @@
 
 use std::net::IpAddr;
 
-use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderMap, HeaderValue, ORIGIN, VARY,
-};
+use bytes::Bytes;
 use http::uri::Authority;
-use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
+use http::{Method, StatusCode, Uri};
 
-use crate::call::body::OutBody;
+use crate::call::answer::{Answer, AnswerHead};
 use crate::call::{Generation, Rejection};
 use crate::config::Cors;
+use crate::fields::{Field, Fields};
 
-const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, request-id, x-tidegate-id, x-tidegate-attached, x-tidegate-attempts, retry-after, retry-after-ms, x-should-retry",
-);
+const EXPOSED: &str = "x-request-id, request-id, x-tidegate-id, x-tidegate-attached, x-tidegate-attempts, retry-after, retry-after-ms, x-should-retry";
 
-fn allowed(origin: &HeaderValue, cors: &Cors) -> Option<HeaderValue> {
+fn allowed<'a>(origin: &'a [u8], cors: &Cors) -> Option<&'a [u8]> {
     let any = cors.origins.iter().any(|o| o == "*");
     if any {
-        return Some(HeaderValue::from_static("*"));
+        return Some(b"*");
     }
-    cors.origins
-        .iter()
-        .any(|o| o.as_bytes() == origin.as_bytes())
-        .then(|| origin.clone())
+    let listed = cors.origins.iter().any(|o| o.as_bytes() == origin);
+    listed.then_some(origin)
 }
 
 /// The answer to a preflight, without authentication and without an upstream. Plain OPTIONS gets the same.
-pub fn preflight(request: &Request<Incoming>, cors: &Cors) -> Option<Response<OutBody>> {
-    if request.method() != Method::OPTIONS {
+pub fn preflight(method: &Method, asked: &Fields, cors: &Cors) -> Option<Answer> {
+    if method != Method::OPTIONS {
         return None;
     }
-    let mut response = Response::new(OutBody::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    let asked = request.headers();
+    let mut fields = Fields::default();
     if asked
-        .get(ORIGIN)
+        .get(Field::Origin)
         .and_then(|origin| allowed(origin, cors))
         .is_some()
-        && asked.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+        && asked.has(Field::AskedMethod)
     {
-        let fields = response.headers_mut();
-        fields.insert(
-            ACCESS_CONTROL_ALLOW_METHODS,
-            HeaderValue::from_static("GET, HEAD, POST, DELETE, OPTIONS"),
-        );
-        if let Some(wanted) = asked.get(ACCESS_CONTROL_REQUEST_HEADERS) {
-            fields.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+        let methods = "GET, HEAD, POST, DELETE, OPTIONS";
+        fields.append(Field::AllowMethods, methods);
+        if let Some(wanted) = asked.get(Field::AskedHeaders) {
+            fields.append(Field::AllowHeaders, wanted);
         }
-        fields.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
+        fields.append(Field::MaxAge, "7200");
     }
-    Some(response)
+    let status = StatusCode::NO_CONTENT;
+    Some(Answer::whole(AnswerHead { status, fields }, Bytes::new()))
 }
 
 /// Puts the same fields on every answer, errors too: without them a browser shows a network error instead of the status.
-pub fn allow(origin: Option<&HeaderValue>, cors: &Cors, headers: &mut HeaderMap) {
+pub fn allow(origin: Option<&[u8]>, cors: &Cors, fields: &mut Fields) {
     if cors.origins.is_empty() {
         return;
     }
-    headers.append(VARY, HeaderValue::from_static("origin"));
+    fields.append(Field::Vary, "origin");
     if let Some(allowed) = origin.and_then(|origin| allowed(origin, cors)) {
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        fields.insert(Field::AllowOrigin, allowed);
+        fields.insert(Field::ExposeHeaders, EXPOSED);
     }
 }
 
 /// Without client keys any page that a browser on this machine shows could spend the model's time: a cross-origin POST needs no preflight to
 /// be sent, only to be read. So a foreign origin that is not allowed is refused before anything runs.
-pub fn refuse_foreign(
-    request: &Request<Incoming>,
-    generation: &Generation,
-) -> Result<(), Rejection> {
-    let Some(origin) = request.headers().get(ORIGIN) else {
+pub fn refuse_foreign(uri: &Uri, asked: &Fields, generation: &Generation) -> Result<(), Rejection> {
+    let Some(origin) = asked.get(Field::Origin) else {
         return Ok(());
     };
     if !generation.keys.is_open()
         || allowed(origin, &generation.config.cors).is_some()
-        || (generation.config.server.allow_unauthenticated && is_own(request, origin))
+        || (generation.config.server.allow_unauthenticated && is_own(uri, asked, origin))
     {
         return Ok(());
     }
@@ -91,18 +76,19 @@ pub fn refuse_foreign(
 /// and what the browser then sends is of its own origin. The name that it asks for gives it away. Whoever said that nobody needs a key is
 /// taken at his word; there the names under which the gateway is reached are not known.
 pub fn refuse_unknown_host(
-    request: &Request<Incoming>,
+    uri: &Uri,
+    asked: &Fields,
     generation: &Generation,
 ) -> Result<(), Rejection> {
     let config = &generation.config;
     if !generation.keys.is_open() || config.server.allow_unauthenticated {
         return Ok(());
     }
-    let fields = request.headers().get_all(HOST).iter();
-    let mut asked = fields
-        .map(|field| std::str::from_utf8(field.as_bytes()).unwrap_or("?"))
-        .chain(request.uri().authority().map(Authority::as_str));
-    if asked.all(|host| is_known(host, &config.cors)) {
+    let known = |host: &str| is_known(host, &config.cors);
+    let host = asked.get(Field::Host);
+    let host = host.is_none_or(|host| str::from_utf8(host).is_ok_and(known));
+    let authority = uri.authority().map(Authority::as_str);
+    if host && authority.is_none_or(known) && !asked.repeats(Field::Host) {
         return Ok(());
     }
     Err(Rejection::HostNotAllowed)
@@ -140,13 +126,9 @@ fn is_listed(host: &str, cors: &Cors) -> bool {
 }
 
 /// A page from this very host: there is one only behind a proxy that serves it, as the gateway has none.
-fn is_own(request: &Request<Incoming>, origin: &HeaderValue) -> bool {
-    let host = request
-        .headers()
-        .get(HOST)
-        .map(|h| h.as_bytes())
-        .or_else(|| request.uri().authority().map(|a| a.as_str().as_bytes()));
-    let origin = origin.as_bytes();
+fn is_own(uri: &Uri, asked: &Fields, origin: &[u8]) -> bool {
+    let host = asked.get(Field::Host);
+    let host = host.or_else(|| uri.authority().map(|a| a.as_str().as_bytes()));
     let origin_host = origin
         .strip_prefix(b"https://")
         .or_else(|| origin.strip_prefix(b"http://"));

@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
-use http::header::{HOST, HeaderName, HeaderValue, ORIGIN, TRANSFER_ENCODING};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
-use hyper::body::{Body, Incoming};
+use http::uri::PathAndQuery;
+use http::{Method, StatusCode, Version};
 use tidegate_wire::Dialect;
 
 use crate::auth::{Denied, Principal};
-use crate::call::body::OutBody;
-use crate::call::downstream::{Answers, Downstream, Reader};
-use crate::call::handover::{Gone, Handover, boxed};
+use crate::call::answer::Answer;
+use crate::call::downstream::{Answers, Client, Request};
+use crate::call::entry::Entry;
+use crate::call::handover::{Handover, boxed};
 use crate::call::settle::{Edge, Record};
-use crate::call::table::{By, Entry};
-use crate::call::{self, Ask, Caller, Generation, Refused, Rejection, Worker};
+use crate::call::stop::By;
+use crate::call::{
+    self, Ask, Asker, Caller, Generation, Id, Refused, Rejection, RouteFacts, Worker,
+};
+use crate::fields::{Field, Fields};
 use crate::telemetry::metrics::ReasonLabel;
 
 pub mod cors;
@@ -21,209 +24,204 @@ pub mod models;
 pub mod reject;
 pub mod route;
 
-use route::{Place, Route};
-
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-/// The client's own id of its call.
-const X_TIDEGATE_CALL: HeaderName = HeaderName::from_static("x-tidegate-call");
-/// Our own id, where the upstream gave the request another.
-const X_TIDEGATE_ID: HeaderName = HeaderName::from_static("x-tidegate-id");
+use route::{Destination, Route};
 
 /// Answers the requests of one worker's connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Front {
-    caller: Arc<Caller>,
     worker: Arc<Worker>,
 }
 
 impl Front {
-    pub fn new(caller: Arc<Caller>, worker: Arc<Worker>) -> Self {
-        Self { caller, worker }
+    pub fn new(worker: Arc<Worker>) -> Self {
+        Self { worker }
+    }
+
+    fn caller(&self) -> &Caller {
+        &self.worker.caller
     }
 }
 
 impl Answers for Front {
-    fn answer(
-        &self,
-        request: Request<Incoming>,
-        downstream: &Arc<Downstream>,
-        reader: Arc<Reader>,
-    ) -> Handover<Response<OutBody>> {
-        let gone = Arc::new(Gone::default());
-        let active = downstream.enter();
-        downstream.received().set(request.body().is_end_stream());
-        let (front, downstream, left) = (self.clone(), Arc::clone(downstream), Arc::clone(&gone));
-        let answer = || async move {
-            let response = front
-                .respond(request, downstream, Arc::clone(&reader), left)
-                .await;
-            // From here on it is the client's turn to read.
-            reader.handed();
-            response.map(|body| body.holding(active, reader))
-        };
-        Handover::new(answer, gone, self.worker.tasks.clone())
+    fn answer(&self, request: Request, client: Client) -> Handover<Answer> {
+        let client = Arc::new(client);
+        let (front, waiting) = (self.clone(), Arc::clone(&client));
+        Handover::new(|| front.respond(request, waiting), client)
     }
 }
 
 impl Front {
-    async fn respond(
-        &self,
-        request: Request<Incoming>,
-        downstream: Arc<Downstream>,
-        reader: Arc<Reader>,
-        gone: Arc<Gone>,
-    ) -> Response<OutBody> {
-        let generation = self.caller.generation();
-        let id = new_id();
-        let origin = request.headers().get(ORIGIN).cloned();
-        let place = route::find(request.method(), request.uri());
-        let dialect = match &place {
-            Ok(place) if !place.is_a_call() && is_anthropic(request.headers()) => {
-                Dialect::Anthropic
-            }
-            Ok(place) => place.dialect(),
-            Err(misrouted) => misrouted.dialect,
-        };
-        let (method, uri, peer) = (
-            request.method().clone(),
-            request.uri().clone(),
-            downstream.peer,
-        );
-        let arrival = Arrival {
-            id: Arc::clone(&id),
-            downstream,
-            reader,
-            gone,
-        };
-        let answer = match cors::preflight(&request, &generation.config.cors) {
-            _ if !names_one_host(&request) => Err(Rejection::BadHost),
-            Some(preflight) => Ok(preflight),
-            None => self.route(request, &generation, place, arrival).await,
-        };
-        let mut response = answer.unwrap_or_else(|rejection| {
-            let path = uri.path().to_owned();
+    /// Answers one request, from its head to the first byte of its answer. In this order:
+    ///
+    /// 1. The running configuration is taken, and kept to the end; the request has its id.
+    /// 2. The [route](route::find), and with it the dialect that any answer of ours is in.
+    /// 3. Nothing begins on a connection that is over. Else [`decide`](Self::decide): one host, preflight, known host, own origin, a route at
+    ///    all, a key; the first that fails says no.
+    /// 4. What the route stands for: [the call](call::run), a list of models, the end of another call.
+    /// 5. The fields that each answer has: those of CORS, and the ids.
+    ///
+    /// There is always an answer, and with it a record and a line in the log: of the call, or of a request that never became one
+    /// ([`turn_away`](Self::turn_away)).
+    ///
+    /// # Cancel safety
+    ///
+    /// None, and it is not dropped: all of it runs in a [`Handover`]. When its client leaves, that moves it into a tracked task, where the call
+    /// sees that nobody waits, ends, and is written down; the answer that comes of it is nobody's. It is dropped only with its worker, and
+    /// then the record's own drop writes the line.
+    async fn respond(self, request: Request, client: Arc<Client>) -> Answer {
+        let generation = self.caller().generation();
+        let id = Id::new();
+        let found = route::find(&request.method, &request.target);
+        let dialect = dialect(&found, &request.fields);
+        let origin = request.fields.get(Field::Origin).map(<[u8]>::to_vec);
+        let turned_away = |rejection: Rejection| {
+            let path = request.target.path().to_owned();
+            let (method, peer) = (request.method.clone(), client.downstream().peer);
             let edge = Edge {
                 peer,
                 method,
                 path,
                 dialect,
             };
-            self.turn_away(&rejection, edge, &id, generation.number)
-        });
-        cors::allow(
-            origin.as_ref(),
-            &generation.config.cors,
-            response.headers_mut(),
-        );
-        identify(response.headers_mut(), dialect, &id);
-        response
+            self.turn_away(&rejection, edge, id, &generation)
+        };
+        let decided = if client.downstream().is_over() {
+            Err(Rejection::ConnectionOver)
+        } else {
+            self.decide(&request, &generation, found)
+        };
+        let mut answer = match decided {
+            Ok(Decided::Call {
+                route,
+                path_and_query,
+                principal,
+                own_id,
+            }) => {
+                let asker = Asker {
+                    id,
+                    own_id,
+                    principal,
+                };
+                let ask = Ask {
+                    route,
+                    method: request.method,
+                    path_and_query,
+                    fields: request.fields,
+                    body: request.body,
+                    client: &client,
+                    generation: &generation,
+                };
+                // Boxed: the call is some KiB, and each layer of futures around it would hold it twice.
+                let call = boxed(|| call::run(&self.worker, asker, ask));
+                match Box::into_pin(call).await {
+                    Ok(answer) => answer,
+                    Err(refused) => self.refuse(refused, dialect, id.text()),
+                }
+            }
+            Ok(Decided::Models(one)) => {
+                let (one, anthropic) = (one.as_deref(), is_anthropic(&request.fields));
+                let listed = self.models(one, anthropic, &generation, &client);
+                listed.await.unwrap_or_else(turned_away)
+            }
+            Ok(Decided::Said(answer)) => *answer,
+            Err(rejection) => turned_away(rejection),
+        };
+        let fields = &mut answer.head.fields;
+        cors::allow(origin.as_deref(), &generation.config.cors, fields);
+        identify(fields, dialect, id.text());
+        answer.body = answer.body.holding(client);
+        answer
     }
 
-    async fn route(
+    /// What a request comes to, before anything runs for it.
+    fn decide(
         &self,
-        request: Request<Incoming>,
-        generation: &Arc<Generation>,
-        place: Result<Place, route::Misrouted>,
-        arrival: Arrival,
-    ) -> Result<Response<OutBody>, Rejection> {
-        cors::refuse_unknown_host(&request, generation)?;
-        check_framing(request.headers())?;
-        cors::refuse_foreign(&request, generation)?;
-        let place = place.map_err(|misrouted| misrouted.rejection)?;
+        request: &Request,
+        generation: &Generation,
+        found: Result<Destination, route::Misrouted>,
+    ) -> Result<Decided, Rejection> {
+        let (uri, fields) = (&request.target, &request.fields);
+        if !names_one_host(request.version, fields) {
+            return Err(Rejection::BadHost);
+        }
+        if let Some(preflight) = cors::preflight(&request.method, fields, &generation.config.cors) {
+            return Ok(Decided::Said(Box::new(preflight)));
+        }
+        cors::refuse_unknown_host(uri, fields, generation)?;
+        cors::refuse_foreign(uri, fields, generation)?;
+        let Destination {
+            route,
+            path_and_query,
+        } = found.map_err(|misrouted| misrouted.rejection)?;
         let principal = generation
             .keys
-            .authenticate(request.headers())
+            .authenticate(fields)
             .map_err(|denied| match denied {
                 Denied::Missing => Rejection::KeyMissing,
                 Denied::Unknown => Rejection::KeyUnknown,
             })?;
-        let Place {
-            route,
-            path_and_query,
-        } = place;
-        let route = match route {
-            Route::Cancel => return self.cancel(path_and_query.path(), &principal),
-            Route::Call(route) => route,
-            Route::Models => return self.models(None, &request, generation, &arrival.gone).await,
-            Route::Model(id) => {
-                let id = Some(id.as_str());
-                return self.models(id, &request, generation, &arrival.gone).await;
+        Ok(match route {
+            Route::Call(route) => {
+                let own_id = own_id(fields)?;
+                Decided::Call {
+                    route,
+                    path_and_query,
+                    principal,
+                    own_id,
+                }
             }
-        };
-        let own_id = own_id(request.headers())?;
-        let (parts, body) = request.into_parts();
-        let ask = Ask {
-            id: arrival.id,
-            own_id,
-            route,
-            method: parts.method,
-            path_and_query,
-            headers: parts.headers,
-            body,
-            principal,
-            downstream: arrival.downstream,
-            reader: arrival.reader,
-            gone: arrival.gone,
-            generation: Arc::clone(generation),
-        };
-        let (id, dialect) = (Arc::clone(&ask.id), route.dialect);
-        // Boxed: the call is some KiB, and each layer of futures around it would hold it twice.
-        let call = boxed(|| call::run(&self.caller, &self.worker, ask));
-        match Box::into_pin(call).await {
-            Ok(answer) => {
-                let mut response = Response::new(answer.body);
-                *response.status_mut() = answer.head.status;
-                *response.headers_mut() = answer.head.headers;
-                Ok(response)
+            Route::Models => Decided::Models(None),
+            Route::Model(id) => Decided::Models(Some(id)),
+            Route::Cancel => {
+                let cancelled = self.cancel(path_and_query.path(), &principal)?;
+                Decided::Said(Box::new(cancelled))
             }
-            Err(Refused {
-                rejection,
-                mut record,
-            }) => {
-                self.count(&rejection);
-                let response = reject::respond(&rejection, dialect, &id);
-                record.refused(&rejection, response.status().as_u16());
-                record.settle();
-                Ok(response)
-            }
-        }
+        })
+    }
+
+    /// A call that got no answer.
+    fn refuse(&self, refused: Refused, dialect: Dialect, id: &str) -> Answer {
+        let Refused {
+            rejection,
+            mut record,
+        } = refused;
+        self.count(&rejection);
+        let answer = reject::respond(&rejection, dialect, id, record.may_have_run());
+        record.refused(&rejection, answer.head.status.as_u16());
+        record.settle();
+        answer
     }
 
     /// All models, or one of them.
     async fn models(
         &self,
         id: Option<&str>,
-        request: &Request<Incoming>,
+        anthropic: bool,
         generation: &Arc<Generation>,
-        gone: &Arc<Gone>,
-    ) -> Result<Response<OutBody>, Rejection> {
-        let (caller, worker) = (&self.caller, &self.worker);
-        let anthropic = is_anthropic(request.headers());
+        client: &Arc<Client>,
+    ) -> Result<Answer, Rejection> {
+        let worker = &self.worker;
         // Boxed: rare, and a large part of each request's future otherwise.
         match id {
-            None => Box::pin(models::list(caller, worker, generation, anthropic, gone)).await,
-            Some(id) => {
-                let asked = (id, anthropic);
-                Box::pin(models::one(caller, worker, generation, asked, gone)).await
-            }
+            None => Box::pin(models::list(worker, generation, anthropic, client)).await,
+            Some(id) => Box::pin(models::one(worker, generation, id, anthropic, client)).await,
         }
     }
 
     /// Ends the calls of this key that have this id: the one that the gateway gave, or the one that the client chose. Whether another
     /// key has such a call is not told.
-    fn cancel(&self, path: &str, principal: &Principal) -> Result<Response<OutBody>, Rejection> {
+    fn cancel(&self, path: &str, principal: &Principal) -> Result<Answer, Rejection> {
         let id = route::cancelled_call(path).unwrap_or_default();
         let meant = |entry: &Entry| {
-            let named = *entry.id == *id || entry.own_id.as_deref() == Some(id);
+            let named = entry.id.text() == id || entry.own_id.as_deref() == Some(id);
             let its = entry.is_attended() || entry.is_attachable();
             named && entry.principal == *principal && its
         };
-        match self.caller.table.stop(By::Client, meant) {
+        match self.caller().table().stop(By::Client, meant) {
             0 => Err(Rejection::NoSuchCall),
             cancelled => {
                 let body = serde_json::json!({"id": id, "cancelled": cancelled});
-                Ok(json(StatusCode::OK, body.to_string().into()))
+                Ok(Answer::json(StatusCode::OK, body.to_string().into()))
             }
         }
     }
@@ -233,15 +231,15 @@ impl Front {
         &self,
         rejection: &Rejection,
         edge: Edge,
-        id: &Arc<str>,
-        generation: u64,
-    ) -> Response<OutBody> {
+        id: Id,
+        generation: &Arc<Generation>,
+    ) -> Answer {
         self.count(rejection);
-        let response = reject::respond(rejection, edge.dialect, id);
-        let mut record = Record::at_the_edge(&self.caller, id, edge, generation);
-        record.refused(rejection, response.status().as_u16());
+        let answer = reject::respond(rejection, edge.dialect, id.text(), false);
+        let mut record = Record::at_the_edge(self.caller(), id, edge, generation);
+        record.refused(rejection, answer.head.status.as_u16());
         record.settle();
-        response
+        answer
     }
 
     fn count(&self, rejection: &Rejection) {
@@ -249,98 +247,75 @@ impl Front {
             let reason = ReasonLabel {
                 reason: rejection.reason(),
             };
-            self.caller.metrics.refusals.get_or_create(&reason).inc();
+            self.caller().metrics.refusals.get_or_create(&reason).inc();
         }
     }
 }
 
 /// Two servers that each take another host for the one that is meant can be played off against each other (RFC 9112 §3.2).
-fn names_one_host(request: &Request<Incoming>) -> bool {
-    let mut hosts = request.headers().get_all(HOST).iter();
-    let (first, second) = (hosts.next(), hosts.next());
-    second.is_none() && (first.is_some() || request.version() != Version::HTTP_11)
+fn names_one_host(version: Version, fields: &Fields) -> bool {
+    !fields.repeats(Field::Host) && (fields.has(Field::Host) || version != Version::HTTP_11)
 }
 
-/// One coding, once: a server behind us may read anything else differently.
-fn check_framing(headers: &HeaderMap) -> Result<(), Rejection> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let plain = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
-    match (codings.next(), codings.next()) {
-        (None, _) => Ok(()),
-        (Some(coding), None) if plain(coding) => Ok(()),
-        _ => Err(Rejection::BodyBroken),
+/// Whose words an answer of ours is in.
+fn dialect(found: &Result<Destination, route::Misrouted>, fields: &Fields) -> Dialect {
+    match found {
+        Ok(found) if !found.is_a_call() && is_anthropic(fields) => Dialect::Anthropic,
+        Ok(found) => found.dialect(),
+        Err(misrouted) => misrouted.dialect,
     }
 }
 
 /// On paths that both families share, this field tells which one asks.
-fn is_anthropic(headers: &HeaderMap) -> bool {
-    headers.contains_key("anthropic-version")
+fn is_anthropic(fields: &Fields) -> bool {
+    fields.has(Field::AnthropicVersion)
 }
 
 /// The id that the client chose for its call, to end it by.
-fn own_id(headers: &HeaderMap) -> Result<Option<Arc<str>>, Rejection> {
-    let mut values = headers.get_all(X_TIDEGATE_CALL).iter();
-    let Some(value) = values.next() else {
+fn own_id(fields: &Fields) -> Result<Option<Arc<str>>, Rejection> {
+    let Some(value) = fields.get(Field::XTidegateCall) else {
         return Ok(None);
     };
-    if values.next().is_some() {
+    if fields.repeats(Field::XTidegateCall) {
         return Err(Rejection::BadCallId);
     }
     let valid = |id: &&str| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
         (1..=64).contains(&id.len()) && id.bytes().all(plain)
     };
-    let id = value.to_str().ok().filter(valid);
+    let id = str::from_utf8(value).ok().filter(valid);
     id.map(|id| Some(id.into())).ok_or(Rejection::BadCallId)
 }
 
-/// What comes with a request besides itself.
-struct Arrival {
-    id: Arc<str>,
-    downstream: Arc<Downstream>,
-    reader: Arc<Reader>,
-    gone: Arc<Gone>,
-}
-
-/// 128 random bits: unique, and not a secret.
-fn new_id() -> Arc<str> {
-    let mut id = *b"req_00000000000000000000000000000000";
-    let mut bits = fastrand::u128(..);
-    for digit in &mut id[4..] {
-        *digit = b"0123456789abcdef"[(bits & 15) as usize];
-        bits >>= 4;
-    }
-    std::str::from_utf8(&id).unwrap_or_default().into()
+/// What a request comes to.
+enum Decided {
+    Call {
+        route: RouteFacts,
+        path_and_query: PathAndQuery,
+        principal: Principal,
+        /// The id that the client chose for it.
+        own_id: Option<Arc<str>>,
+    },
+    /// All models, or the one of this name.
+    Models(Option<String>),
+    Said(Box<Answer>),
 }
 
 /// Every answer can be named: by the upstream's id if it gave one, else by ours. Each SDK family looks for its own field.
-fn identify(headers: &mut HeaderMap, dialect: Dialect, id: &str) {
-    let Ok(own) = HeaderValue::try_from(id) else {
-        return;
-    };
-    let given = headers
-        .get(X_REQUEST_ID)
-        .or_else(|| headers.get(REQUEST_ID))
-        .cloned();
+fn identify(fields: &mut Fields, dialect: Dialect, own: &str) {
+    let given = fields.get(Field::XRequestId);
+    let given = given.or_else(|| fields.get(Field::RequestId));
+    let given = given.map(<[u8]>::to_vec);
     if given.is_some() {
-        headers.insert(X_TIDEGATE_ID, own.clone());
+        fields.insert(Field::XTidegateId, own);
     }
-    let shown = given.unwrap_or(own);
-    if dialect == Dialect::Anthropic {
-        headers.entry(REQUEST_ID).or_insert_with(|| shown.clone());
+    let shown = given.as_deref().unwrap_or(own.as_bytes());
+    if dialect == Dialect::Anthropic && !fields.has(Field::RequestId) {
+        fields.append(Field::RequestId, shown);
     }
-    headers.entry(X_REQUEST_ID).or_insert(shown);
-}
-
-/// An answer made here.
-fn json(status: StatusCode, body: bytes::Bytes) -> Response<OutBody> {
-    let mut response = Response::new(OutBody::whole(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(
-        http::header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    response
+    if !fields.has(Field::XRequestId) {
+        fields.append(Field::XRequestId, shown);
+    }
 }
 
 /// GET, or HEAD for its fields alone.

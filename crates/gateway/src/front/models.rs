@@ -4,32 +4,30 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tidegate_wire::{
     ModelEntry, anthropic_model_body, anthropic_models_body, model_body, models_body,
 };
 
-use super::json;
-use crate::call::body::OutBody;
-use crate::call::handover::Gone;
-use crate::call::{Caller, Generation, Rejection, Worker, listing};
+use crate::call::answer::Answer;
+use crate::call::downstream::Client;
+use crate::call::{Generation, Rejection, Worker, listing};
 use crate::upstream::Upstream;
 use crate::upstream::route::Target;
 
 /// Asks all upstreams at once and merges what they say with what the configuration says. An upstream that does not answer contributes the
 /// names that are configured for it; only if there is nothing at all to say is that an error.
 pub async fn list(
-    caller: &Arc<Caller>,
     worker: &Arc<Worker>,
     generation: &Arc<Generation>,
     anthropic: bool,
-    gone: &Arc<Gone>,
-) -> Result<Response<OutBody>, Rejection> {
+    client: &Arc<Client>,
+) -> Result<Answer, Rejection> {
     let upstreams = generation.routes.upstreams();
     // All in this task: it is the one that is told when the client leaves.
     let asked = upstreams
         .iter()
-        .map(|upstream| listing::fetch(caller, worker, generation, upstream, Arc::clone(gone)));
+        .map(|upstream| listing::fetch(worker, generation, upstream, client));
     let answers = all(asked).await;
     let mut entries: Vec<ModelEntry> = Vec::new();
     let mut failure = None;
@@ -51,23 +49,23 @@ pub async fn list(
     } else {
         models_body(entries.iter())
     };
-    Ok(json(StatusCode::OK, body))
+    Ok(Answer::json(StatusCode::OK, body))
 }
 
 /// Asks the upstream that calls with this name go to. What the configuration names is there also while the upstream does not answer.
 pub async fn one(
-    caller: &Caller,
     worker: &Arc<Worker>,
-    generation: &Generation,
-    (id, anthropic): (&str, bool),
-    gone: &Arc<Gone>,
-) -> Result<Response<OutBody>, Rejection> {
+    generation: &Arc<Generation>,
+    id: &str,
+    anthropic: bool,
+    client: &Arc<Client>,
+) -> Result<Answer, Rejection> {
     let unknown = || Rejection::UnknownModel(id.chars().take(128).collect());
     let Target { upstream, model } = generation.routes.find(id).ok_or_else(unknown)?;
     let settings = &upstream.settings;
     let named = model.is_some() || settings.models.iter().any(|name| name == id);
     let sent = model.unwrap_or(id);
-    let entry = match listing::fetch(caller, worker, generation, upstream, Arc::clone(gone)).await {
+    let entry = match listing::fetch(worker, generation, upstream, client).await {
         Ok(served) => served.into_iter().find(|entry| entry.id == sent),
         Err(Rejection::Gone) => return Err(Rejection::Gone),
         Err(_) if named => None,
@@ -84,7 +82,7 @@ pub async fn one(
     } else {
         model_body(&entry)
     };
-    Ok(json(StatusCode::OK, body))
+    Ok(Answer::json(StatusCode::OK, body))
 }
 
 /// Waits for all of them at once.

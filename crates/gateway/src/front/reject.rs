@@ -7,18 +7,14 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use http::header::{ALLOW, CONNECTION, HeaderName, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tidegate_wire::{Dialect, ErrorText, StreamError, error_body};
 
-use super::json;
 use crate::call::Rejection;
-use crate::call::body::OutBody;
+use crate::call::answer::Answer;
 use crate::call::deadline::Tier;
 use crate::call::outcome::ConnectFailure;
-
-const STARTED: HeaderName = HeaderName::from_static("x-tidegate-started");
-const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+use crate::fields::Field;
 
 /// Status and the dialects' words for it.
 struct Sort {
@@ -46,9 +42,10 @@ fn sort(rejection: &Rejection) -> Sort {
         Rejection::Stopped(_) => (StatusCode::GONE, "call_stopped", "api_error"),
         Rejection::NothingToResume => (StatusCode::GONE, INVALID, INVALID),
         Rejection::TakenOver => (StatusCode::CONFLICT, INVALID, INVALID),
-        Rejection::UnknownModel(_) | Rejection::NotFound | Rejection::NoSuchCall => {
-            (StatusCode::NOT_FOUND, INVALID, "not_found_error")
-        }
+        Rejection::UnknownModel(_)
+        | Rejection::NotFound
+        | Rejection::DoubledPath
+        | Rejection::NoSuchCall => (StatusCode::NOT_FOUND, INVALID, "not_found_error"),
         Rejection::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, INVALID),
         Rejection::KeyMissing | Rejection::KeyUnknown => (
             StatusCode::UNAUTHORIZED,
@@ -65,12 +62,13 @@ fn sort(rejection: &Rejection) -> Sort {
         | Rejection::LeftoverFull { .. }
         | Rejection::ShareFull { .. }
         | Rejection::BodiesFull
+        | Rejection::AnswersFull
         | Rejection::Connect(ConnectFailure::OutOfSockets) => (
             StatusCode::SERVICE_UNAVAILABLE,
             "overloaded_error",
             "overloaded_error",
         ),
-        Rejection::Closed | Rejection::Draining => (
+        Rejection::Closed | Rejection::Draining | Rejection::ConnectionOver => (
             StatusCode::SERVICE_UNAVAILABLE,
             "service_unavailable",
             "overloaded_error",
@@ -144,24 +142,32 @@ fn failed(error: &StreamError) -> Sort {
 
 fn message(rejection: &Rejection) -> Cow<'static, str> {
     match rejection {
-        Rejection::MalformedBody(error) => format!("the request body cannot be used: {error}").into(),
+        Rejection::MalformedBody(error) => {
+            let why = error.to_string();
+            let whole = why.starts_with("the request body");
+            if whole { why } else { format!("the request body cannot be used: {why}") }.into()
+        }
         Rejection::BodyTooLarge { limit } => format!("the request body is larger than {limit} bytes; send less, or raise limits.request_body").into(),
         Rejection::BodyBroken => "the request body broke off or is not framed properly".into(),
         Rejection::BadPath(why) => format!("the path cannot be used: {why}").into(),
         Rejection::BadHost => "HTTP/1.1 needs exactly one Host field".into(),
         Rejection::HostNotAllowed => "without client keys only requests to localhost or a loopback address are served, not to this Host; add [[keys]], or say server.allow_unauthenticated = true, or list the page's origin in cors.origins".into(),
         Rejection::UnknownModel(model) => format!("the model `{model}` does not exist here; GET /v1/models lists those that do").into(),
-        Rejection::NotFound => "there is nothing at this path; the base URL of an OpenAI client ends in /v1, that of an Anthropic client does not".into(),
+        Rejection::NotFound => "there is nothing at this path; the base URL of an OpenAI client ends in /v1, that of an Anthropic client does not; health and metrics are on the admin port".into(),
+        Rejection::DoubledPath => "a part of this path stands there twice, so the client's base URL is too long: take `/v1` off it for an Anthropic client; for an OpenAI client let it end in /v1, without a route behind it".into(),
         Rejection::MethodNotAllowed { allow } => format!("this path takes {allow}").into(),
         Rejection::KeyMissing => "no API key was sent; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`".into(),
         Rejection::KeyUnknown => "the API key is not valid here".into(),
         Rejection::OriginNotAllowed => "pages of this origin may not use the gateway; list it in cors.origins, or use client keys".into(),
         Rejection::QueueFull { .. } => "all slots are taken and the queue is full; try again later".into(),
+        Rejection::QueueTimeout { leftovers: true, .. } => "no slot became free in time: calls whose clients have gone hold them all; nothing was started; try again later".into(),
         Rejection::QueueTimeout { .. } => "no slot became free in time; nothing was started; try again later".into(),
         Rejection::LeftoverFull { .. } => "abandoned calls hold the slots; try again later".into(),
         Rejection::ShareFull { .. } => "calls of this key hold as many slots or places as one key may, abandoned ones among them; try again later".into(),
         Rejection::BodiesFull => "too many request bytes are in memory already; try again later".into(),
+        Rejection::AnswersFull => "too many bytes of answers are in memory already, waiting for clients that read slowly; try again later, or ask with `\"stream\": true`".into(),
         Rejection::Closed | Rejection::Draining => "the gateway is shutting down; try again, another one will answer".into(),
+        Rejection::ConnectionOver => "the gateway has ended this connection (GOAWAY); send the request again, on another".into(),
         Rejection::Timeout(tier) => tier.message().into(),
         Rejection::Connect(ConnectFailure::Refused) => "the model server refuses connections; nothing was started".into(),
         Rejection::Connect(ConnectFailure::Lookup) => "the model server's name cannot be resolved; nothing was started".into(),
@@ -183,32 +189,25 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
     }
 }
 
-/// Whether the upstream's work may have begun.
-fn started(rejection: &Rejection) -> bool {
+/// What was tried last reached no server, and what was tried before it provably neither.
+fn reached_nobody(rejection: &Rejection) -> bool {
     matches!(
         rejection,
-        Rejection::Broken
-            | Rejection::Truncated
-            | Rejection::Stopped(_)
-            | Rejection::TakenOver
-            | Rejection::UpstreamFailed(_)
-            | Rejection::AnswerTooLarge { .. }
-            | Rejection::UnexpectedContent { .. }
-            | Rejection::Timeout(
-                Tier::ResponseHead | Tier::FirstEvent | Tier::Silence | Tier::Idle | Tier::Total
-            )
+        Rejection::Connect(_) | Rejection::Timeout(Tier::Pool | Tier::Connect | Tier::Tls)
     )
 }
 
 fn retry_after(rejection: &Rejection) -> Option<Duration> {
     match rejection {
         Rejection::QueueFull { retry_after }
-        | Rejection::QueueTimeout { retry_after }
+        | Rejection::QueueTimeout { retry_after, .. }
         | Rejection::LeftoverFull { retry_after }
         | Rejection::ShareFull { retry_after } => Some(*retry_after),
-        Rejection::Closed | Rejection::Draining | Rejection::BodiesFull => {
-            Some(Duration::from_secs(1))
-        }
+        Rejection::Closed
+        | Rejection::Draining
+        | Rejection::ConnectionOver
+        | Rejection::BodiesFull
+        | Rejection::AnswersFull => Some(Duration::from_secs(1)),
         Rejection::Connect(_) | Rejection::Timeout(Tier::Connect | Tier::Tls | Tier::Pool) => {
             Some(Duration::from_secs(2))
         }
@@ -216,8 +215,9 @@ fn retry_after(rejection: &Rejection) -> Option<Duration> {
     }
 }
 
-/// The response, in the words of `dialect`.
-pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<OutBody> {
+/// The response, in the words of `dialect`. `may_have_run`: something of the request was sent upstream, by itself or by the call that it
+/// tries again.
+pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str, may_have_run: bool) -> Answer {
     let Sort {
         status,
         kind,
@@ -242,28 +242,26 @@ pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str) -> Response<Ou
         anthropic_kind,
         request_id: Some(id),
     };
-    let mut response = json(status, error_body(dialect, &text));
-    let fields = response.headers_mut();
-    fields.insert(
-        STARTED,
-        HeaderValue::from_static(if started(rejection) { "true" } else { "false" }),
-    );
+    let mut answer = Answer::json(status, error_body(dialect, &text));
+    let fields = &mut answer.head.fields;
+    let started = may_have_run && !reached_nobody(rejection);
+    fields.append(Field::XTidegateStarted, started.to_string());
     if let Some(wait) = retry_after(rejection) {
         let seconds = wait.as_secs_f64().ceil().clamp(1.0, 60.0) as u64;
-        fields.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        fields.append(Field::RetryAfter, seconds.to_string());
     }
     let again = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
     let too_large = matches!(rejection, Rejection::AnswerTooLarge { .. });
     if too_large || (status.is_client_error() && !again.contains(&status)) {
-        fields.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+        fields.append(Field::XShouldRetry, "false");
     }
     if let Rejection::MethodNotAllowed { allow } = rejection {
-        fields.insert(ALLOW, HeaderValue::from_static(allow));
+        fields.append(Field::Allow, allow);
     }
     if closes(rejection) {
-        fields.insert(CONNECTION, HeaderValue::from_static("close"));
+        fields.append(Field::Connection, "close");
     }
-    response
+    answer
 }
 
 /// After these the connection's input is not at the beginning of a request.

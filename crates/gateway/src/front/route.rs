@@ -22,7 +22,7 @@ pub enum Route {
 
 /// A route found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Destination {
     pub route: Route,
     /// Safe to append to an upstream's base path.
     pub path_and_query: PathAndQuery,
@@ -78,7 +78,7 @@ const fn pass(dialect: Dialect) -> RouteFacts {
     }
 }
 
-impl Place {
+impl Destination {
     fn new(route: Route, uri: &Uri) -> Self {
         Self {
             route,
@@ -90,7 +90,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl Destination {
     /// It goes to an upstream with a slot.
     pub fn is_a_call(&self) -> bool {
         matches!(self.route, Route::Call(_))
@@ -107,7 +107,7 @@ impl Place {
 /// # Errors
 ///
 /// No such path, not with this method, or a path that must not go near an upstream.
-pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
+pub fn find(method: &Method, uri: &Uri) -> Result<Destination, Misrouted> {
     let path = uri.path();
     let dialect = family(path);
     let misrouted = |rejection| Err(Misrouted { rejection, dialect });
@@ -116,7 +116,7 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
     {
         // The name goes nowhere as a path, so it may hold what a path must not.
         return match decoded(name).filter(|name| !name.is_empty()) {
-            Some(name) => Ok(Place::new(Route::Model(name), uri)),
+            Some(name) => Ok(Destination::new(Route::Model(name), uri)),
             None => misrouted(Rejection::BadPath("it is no name of a model")),
         };
     }
@@ -125,8 +125,8 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
         // `GET /v1/chat/completions` lists stored completions; the same holds for responses.
         let reads = is_read(method) && matches!(known.facts.name, "chat" | "responses");
         return match (posts, reads) {
-            (true, _) => Ok(Place::new(Route::Call(known.facts), uri)),
-            (false, true) => Ok(Place::new(Route::Call(pass(dialect)), uri)),
+            (true, _) => Ok(Destination::new(Route::Call(known.facts), uri)),
+            (false, true) => Ok(Destination::new(Route::Call(pass(dialect)), uri)),
             _ => misrouted(Rejection::MethodNotAllowed {
                 allow: "POST, OPTIONS",
             }),
@@ -143,7 +143,7 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
     }
     if path == "/v1/models" {
         return if is_read(method) {
-            Ok(Place::new(Route::Models, uri))
+            Ok(Destination::new(Route::Models, uri))
         } else {
             misrouted(Rejection::MethodNotAllowed {
                 allow: "GET, HEAD, OPTIONS",
@@ -152,15 +152,21 @@ pub fn find(method: &Method, uri: &Uri) -> Result<Place, Misrouted> {
     }
     if cancelled_call(path).is_some() {
         return if method == Method::POST {
-            Ok(Place::new(Route::Cancel, uri))
+            Ok(Destination::new(Route::Cancel, uri))
         } else {
             misrouted(Rejection::MethodNotAllowed {
                 allow: "POST, OPTIONS",
             })
         };
     }
+    if let Some(asked) = doubled(path) {
+        return Err(Misrouted {
+            rejection: Rejection::DoubledPath,
+            dialect: family(asked),
+        });
+    }
     if path.starts_with("/v1/") && method != Method::CONNECT && method != Method::TRACE {
-        return Ok(Place::new(Route::Call(pass(dialect)), uri));
+        return Ok(Destination::new(Route::Call(pass(dialect)), uri));
     }
     misrouted(Rejection::NotFound)
 }
@@ -184,6 +190,20 @@ fn decoded(name: &str) -> Option<String> {
 pub fn cancelled_call(path: &str) -> Option<&str> {
     let id = path.strip_prefix("/v1/calls/")?.strip_suffix("/cancel")?;
     (!id.contains('/')).then_some(id)
+}
+
+/// The path that was meant, where the client's base URL holds a part of it already: `/v1/v1/...`, or a route behind a route.
+fn doubled(path: &str) -> Option<&str> {
+    let route = |rest: &str| {
+        KNOWN
+            .iter()
+            .any(|known| known.path.strip_prefix("/v1") == Some(rest))
+    };
+    let again = |known: &&Known| path.strip_prefix(known.path).is_some_and(route);
+    let inner = path
+        .strip_prefix("/v1")
+        .filter(|inner| inner.starts_with("/v1/"));
+    inner.or_else(|| KNOWN.iter().find(again).map(|known| known.path))
 }
 
 fn family(path: &str) -> Dialect {
@@ -245,7 +265,7 @@ fn encodes_needlessly(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn found(method: &str, uri: &str) -> Result<Place, Misrouted> {
+    fn found(method: &str, uri: &str) -> Result<Destination, Misrouted> {
         find(&method.parse().unwrap(), &uri.parse().unwrap())
     }
 
@@ -296,6 +316,35 @@ mod tests {
                 ),
                 "{path}"
             );
+        }
+    }
+
+    #[test]
+    fn a_base_url_that_is_too_long_is_told_in_the_shape_of_what_was_meant() {
+        for (path, dialect) in [
+            ("/v1/v1/messages", Dialect::Anthropic),
+            ("/v1/v1/chat/completions", Dialect::OpenAi),
+            ("/v1/v1/responses/resp_1", Dialect::Responses),
+            ("/v1/v1/models", Dialect::OpenAi),
+            ("/v1/chat/completions/chat/completions", Dialect::OpenAi),
+            ("/v1/messages/messages", Dialect::Anthropic),
+            ("/v1/responses/chat/completions", Dialect::Responses),
+        ] {
+            for method in ["GET", "POST"] {
+                let refused = found(method, path).unwrap_err();
+                assert!(
+                    matches!(refused.rejection, Rejection::DoubledPath),
+                    "{path}"
+                );
+                assert_eq!(refused.dialect, dialect, "{path}");
+            }
+        }
+        for path in [
+            "/v1/v1x",
+            "/v1/responses/resp_1",
+            "/v1/chat/completions/chat",
+        ] {
+            assert!(found("GET", path).is_ok(), "{path}");
         }
     }
 

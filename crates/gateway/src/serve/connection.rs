@@ -1,4 +1,4 @@
-//! One client connection: TLS, HTTP/1 or HTTP/2, requests to the front, the end.
+//! One client connection: TLS, HTTP/1 or HTTP/2, requests to the front, the end. HTTP/1 is [ours](super::http1), HTTP/2 hyper's.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,19 +10,22 @@ use std::time::Duration;
 use bytes::BytesMut;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioTimer;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
-use super::guard::{Drainable, End, Guard, Limits};
+use super::guard::{ConnectionEnd, Drainable, Guard, Guarded, Limits};
+use super::http1::{self, Bad, Connection, Rules};
+use super::malformed;
 use super::socket::{DownstreamIo, IoState, Tcp, Transport};
+use super::tail::{Held, Sent};
 use crate::call::body::OutBody;
 use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::config::HalfClose;
@@ -68,29 +71,32 @@ pub async fn serve(tcp: TcpStream, peer: SocketAddr, settings: Arc<Settings>, fr
             transport,
             prefix,
             http2,
+            since,
         }) => {
-            let downstream = Arc::new(Downstream::new(peer, http2));
-            let mut io = DownstreamIo::new(
-                transport,
-                prefix,
-                Arc::clone(&state),
-                Arc::clone(&downstream),
-            );
-            if settings.half_close == HalfClose::Gone && !http2 {
-                io = io.reading_ahead();
-            }
+            let downstream = Arc::new(Downstream::new(peer, http2, settings.tasks.clone()));
+            let (io_state, io_downstream) = (Arc::clone(&state), Arc::clone(&downstream));
+            let io = DownstreamIo::new(transport, prefix, io_state, io_downstream);
+            let guarded = Guarded {
+                io: state,
+                downstream,
+                since,
+            };
             if http2 {
-                serve_http2(io, state, downstream, &settings, front).await
+                over_http2(TokioIo::new(io), guarded, &settings, front).await
             } else {
-                serve_http1(io, state, downstream, &settings, front).await
+                over_http1(io, guarded, &settings, front).await
             }
         }
         Err(error) => {
             tracing::debug!(?error, %peer, "connection was not opened");
             match error {
-                OpenError::Tls => End::Tls,
-                OpenError::Head => End::RequestHead,
-                OpenError::Draining | OpenError::Io(_) => End::Closed,
+                OpenError::Tls => ConnectionEnd::Tls,
+                OpenError::Head => ConnectionEnd::RequestHead,
+                OpenError::Plain(tcp) => {
+                    tell_to_use_tls(tcp, peer, &settings).await;
+                    ConnectionEnd::PlainHttp
+                }
+                OpenError::Draining | OpenError::Io(_) => ConnectionEnd::Closed,
             }
         }
     };
@@ -105,6 +111,8 @@ struct Opened {
     transport: Transport,
     prefix: BytesMut,
     http2: bool,
+    /// Its first request is awaited.
+    since: Instant,
 }
 
 /// Why a connection came to no request.
@@ -115,6 +123,8 @@ enum OpenError {
     /// The first bytes took too long.
     Head,
     Draining,
+    /// HTTP in clear text where TLS is spoken.
+    Plain(TcpStream),
     #[expect(dead_code, reason = "shown by Debug in the log")]
     Io(io::Error),
 }
@@ -132,10 +142,15 @@ async fn open(
 ) -> Result<Opened, OpenError> {
     settings.tcp.apply(&tcp)?;
     SockRef::from(&tcp).set_send_buffer_size(SEND_BUFFER)?;
-    let tcp = Tcp::new(tcp, Arc::clone(state));
     if let Some(tls) = &settings.tls {
         let config = Arc::clone(&tls.borrow());
-        let shake = TlsAcceptor::from(config).accept(tcp);
+        let shake = async {
+            if speaks_plain_http(&tcp).await? {
+                return Err(OpenError::Plain(tcp));
+            }
+            let tcp = Tcp::new(tcp, Arc::clone(state));
+            Ok(TlsAcceptor::from(config).accept(tcp).await?)
+        };
         let stream = tokio::time::timeout(settings.tls_handshake, shake)
             .await
             .map_err(|_| OpenError::Tls)??;
@@ -144,17 +159,41 @@ async fn open(
             transport: Transport::Tls(Box::new(stream)),
             prefix: BytesMut::new(),
             http2,
+            since: Instant::now(),
         });
     }
-    let mut transport = Transport::Plain(tcp);
-    let (prefix, http2) = tokio::time::timeout(settings.limits.request_head, sniff(&mut transport))
+    let mut transport = Transport::Plain(Tcp::new(tcp, Arc::clone(state)));
+    let since = Instant::now();
+    let until = since + settings.limits.request_head;
+    let (prefix, http2) = tokio::time::timeout_at(until, sniff(&mut transport))
         .await
         .map_err(|_| OpenError::Head)??;
     Ok(Opened {
         transport,
         prefix,
         http2,
+        since,
     })
+}
+
+/// A method begins with a letter, and a TLS record with its kind, which is none (RFC 8446 §5.1).
+async fn speaks_plain_http(tcp: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    Ok(tcp.peek(&mut first).await? > 0 && first[0].is_ascii_alphabetic())
+}
+
+/// The first thing that everybody gets wrong. Nothing of what the client sent is looked at.
+async fn tell_to_use_tls(tcp: TcpStream, peer: SocketAddr, settings: &Settings) {
+    tracing::debug!(%peer, "plain HTTP was sent to the TLS port");
+    let state = Arc::new(IoState::default());
+    let transport = Transport::Plain(Tcp::new(tcp, Arc::clone(&state)));
+    let downstream = Arc::new(Downstream::new(peer, false, settings.tasks.clone()));
+    let mut io = DownstreamIo::new(transport, BytesMut::new(), state, downstream);
+    let answer = http1::now(|date| malformed::answer(Bad::NoTls, date));
+    // It fits into a socket that nothing was written to, and what the client still sends is read for a bounded time.
+    if io.write_all(answer.as_bytes()).await.is_ok() {
+        let _ = io.shutdown().await;
+    }
 }
 
 /// Reads until the bytes cannot be HTTP/2's preface any more, or are.
@@ -183,55 +222,44 @@ async fn sniff(transport: &mut Transport) -> io::Result<(BytesMut, bool)> {
     }
 }
 
-async fn serve_http1(
+fn over_http1<F: Answers>(
     io: DownstreamIo,
-    state: Arc<IoState>,
-    downstream: Arc<Downstream>,
+    guarded: Guarded,
     settings: &Settings,
-    front: impl Answers,
-) -> End {
-    let at = Arc::clone(&downstream);
-    let service = service_fn(move |request: http::Request<Incoming>| {
-        if request.version() == http::Version::HTTP_10 {
-            at.ends_by_close();
-        }
-        let answer = front.answer(request, &at, Arc::clone(at.reader()));
-        async move { Ok::<_, std::convert::Infallible>(answer.await) }
-    });
-    let conn = http1::Builder::new()
-        .half_close(settings.half_close == HalfClose::Serve)
-        .max_buf_size(settings.head_bytes.max(8192))
-        .serve_connection(io, service);
-    Guard::new(
-        conn,
-        state,
-        downstream,
-        settings.limits,
-        settings.drain.watch(),
-    )
-    .await
+    front: F,
+) -> Guard<Connection<F>> {
+    let rules = Rules {
+        head_bytes: settings.head_bytes,
+        half_close: settings.half_close,
+    };
+    let conn = Connection::new(io, Arc::clone(&guarded.downstream), front, rules);
+    let drain = settings.drain.watch();
+    Guard::new(conn, guarded, settings.limits, drain)
 }
 
-async fn serve_http2(
-    io: DownstreamIo,
-    state: Arc<IoState>,
-    downstream: Arc<Downstream>,
+fn over_http2(
+    io: TokioIo<DownstreamIo>,
+    guarded: Guarded,
     settings: &Settings,
     front: impl Answers,
-) -> End {
-    let at = Arc::clone(&downstream);
+) -> Guard<impl Drainable> {
+    let at = Arc::clone(&guarded.downstream);
     let streams = Streams {
         tasks: settings.tasks.clone(),
         stall: settings.limits.write,
         next: Arc::default(),
     };
     let next = Arc::clone(&streams.next);
-    let service = service_fn(move |request| {
-        let reader = Arc::new(Reader::default());
-        // hyper spawns the stream right after this call: the executor below takes the reader.
-        *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&reader));
-        let answer = front.answer(request, &at, reader);
-        async move { Ok::<_, std::convert::Infallible>(answer.await) }
+    let service = service_fn(move |request: http::Request<Incoming>| {
+        let (reader, held) = Reading::default();
+        // hyper spawns the stream right after this call: the executor below takes them.
+        let both = (Arc::clone(&reader), Arc::clone(&held));
+        *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(both);
+        let answer = front.answer(request.into(), at.enter(Some(reader)));
+        async move {
+            let answer = http::Response::<OutBody>::from(answer.await);
+            Ok::<_, std::convert::Infallible>(answer.map(|body| Sent::new(body, held)))
+        }
     });
     let conn = http2::Builder::new(streams)
         .timer(TokioTimer::new())
@@ -242,46 +270,34 @@ async fn serve_http2(
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(10))
         .serve_connection(io, service);
-    Guard::new(
-        conn,
-        state,
-        downstream,
-        settings.limits,
-        settings.drain.watch(),
-    )
-    .await
+    let drain = settings.drain.watch();
+    Guard::new(conn, guarded, settings.limits, drain)
 }
 
-impl<S, E> Drainable for http1::Connection<DownstreamIo, S>
+impl<S> Drainable for http2::Connection<TokioIo<DownstreamIo>, S, Streams>
 where
-    S: hyper::service::HttpService<Incoming, ResBody = OutBody, Error = E>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-    Self: Future<Output = Result<(), hyper::Error>>,
-{
-    fn begin_drain(self: Pin<&mut Self>) {
-        self.graceful_shutdown();
-    }
-}
-
-impl<S> Drainable for http2::Connection<DownstreamIo, S, Streams>
-where
-    S: hyper::service::HttpService<Incoming, ResBody = OutBody>,
+    S: hyper::service::HttpService<Incoming, ResBody = Sent>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     S::Future: Send + 'static,
     Self: Future<Output = Result<(), hyper::Error>>,
-    Streams: hyper::rt::bounds::Http2ServerConnExec<S::Future, OutBody>,
+    Streams: hyper::rt::bounds::Http2ServerConnExec<S::Future, Sent>,
 {
+    type Error = hyper::Error;
+
     fn begin_drain(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
 }
+
+/// Who reads an answer, and what of it has not been sent.
+type Reading = (Arc<Reader>, Arc<Held>);
 
 /// Runs the streams of one HTTP/2 connection, each under a limit for readers that stop.
 #[derive(Clone, Debug)]
 struct Streams {
     tasks: TaskTracker,
     stall: Duration,
-    next: Arc<Mutex<Option<Arc<Reader>>>>,
+    next: Arc<Mutex<Option<Reading>>>,
 }
 
 impl<F> Executor<F> for Streams
@@ -290,7 +306,7 @@ where
     F::Output: Send,
 {
     fn execute(&self, stream: F) {
-        let reader = self
+        let (reader, held) = self
             .next
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -299,6 +315,7 @@ where
         self.tasks.spawn(Watched {
             stream: Some(Box::pin(stream)),
             reader,
+            held,
             stall: self.stall,
             timer: None,
         });
@@ -310,13 +327,9 @@ where
 struct Watched<F> {
     stream: Option<Pin<Box<F>>>,
     reader: Arc<Reader>,
+    held: Arc<Held>,
     stall: Duration,
-    timer: Option<Timer>,
-}
-
-struct Timer {
-    sleep: Pin<Box<tokio::time::Sleep>>,
-    handed: u64,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<F: Future> Future for Watched<F> {
@@ -330,26 +343,98 @@ impl<F: Future> Future for Watched<F> {
         if stream.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
-        let Some(handed) = this.reader.behind() else {
+        let Some(since) = this.held.since() else {
             return Poll::Pending;
         };
-        if this.reader.is_ended() {
-            this.stream = None;
-            return Poll::Ready(());
+        if !this.reader.is_ended() {
+            let until = since + this.stall;
+            let timer = this
+                .timer
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+            // Set once, and not anew for each piece that moves: it looks again when it is over too early.
+            while timer.as_mut().poll(cx).is_ready() {
+                if until <= Instant::now() {
+                    this.reader.set_stalled();
+                    this.stream = None;
+                    return Poll::Ready(());
+                }
+                timer.as_mut().reset(until);
+            }
+            return Poll::Pending;
         }
-        let timer = this.timer.get_or_insert_with(|| Timer {
-            sleep: Box::pin(tokio::time::sleep(this.stall)),
-            handed,
-        });
-        if timer.handed != handed {
-            timer.handed = handed;
-            timer.sleep.as_mut().reset(Instant::now() + this.stall);
+        this.stream = None;
+        Poll::Ready(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::call::answer::Answer;
+    use crate::call::downstream::{Client, Request};
+    use crate::call::handover::Handover;
+
+    /// Is asked for nothing.
+    #[derive(Clone)]
+    struct Idle;
+
+    impl Answers for Idle {
+        fn answer(&self, request: Request, _: Client) -> Handover<Answer> {
+            panic!("no request was sent: {request:?}");
         }
-        if timer.sleep.as_mut().poll(cx).is_ready() {
-            this.reader.set_stalled();
-            this.stream = None;
-            return Poll::Ready(());
+    }
+
+    /// It is one wait, in whichever of the two versions it ends.
+    #[tokio::test(start_paused = true)]
+    async fn the_head_has_its_time_once_however_its_version_is_found_out() {
+        let (head, far) = (Duration::from_secs(10), Duration::from_secs(600));
+        for (first, rest) in [
+            (&PREFACE[..8], &b""[..]),
+            (&PREFACE[..8], &PREFACE[8..]),
+            (&PREFACE[..8], b"TP/1.1\r\nHost: x\r\n"),
+            (&PREFACE[..1], b"OST / HTTP/1.1\r\n"),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let at = listener.local_addr().expect("an address");
+            let (client, accepted) = tokio::join!(TcpStream::connect(at), listener.accept());
+            let (mut client, (tcp, peer)) = (client.expect("in"), accepted.expect("in"));
+            let settings = Settings {
+                limits: Limits {
+                    request_head: head,
+                    keep_alive: far,
+                    write: far,
+                },
+                tls_handshake: far,
+                half_close: HalfClose::Gone,
+                head_bytes: 64 * 1024,
+                buffer_bytes: 64 * 1024,
+                tcp: TcpOptions {
+                    user_timeout: far,
+                    keep_alive: far,
+                },
+                tls: None,
+                drain: Signal::default(),
+                metrics: Arc::new(Metrics::new()),
+                tasks: TaskTracker::new(),
+            };
+            let begun = Instant::now();
+            let sends = async {
+                client.write_all(first).await.expect("sent");
+                tokio::time::sleep(head * 3 / 4).await;
+                client.write_all(rest).await.expect("sent");
+                // HTTP/2 has a word of its own.
+                let mut read = Vec::new();
+                client.read_to_end(&mut read).await.expect("ended");
+                begun.elapsed()
+            };
+            let serves = serve(tcp, peer, Arc::new(settings), Idle);
+            let ((), took) = tokio::join!(serves, sends);
+            let over = took.saturating_sub(head);
+            // A client that spoke HTTP/2 is told first.
+            assert!(took >= head && over < head / 5, "{rest:?}: {took:?}");
         }
-        Poll::Pending
     }
 }

@@ -18,9 +18,12 @@ use tokio::time::Instant;
 use crate::telemetry::metrics::{Metrics, ReasonLabel};
 
 pub mod connection;
+mod expiry;
 pub mod guard;
+pub mod http1;
 mod malformed;
 pub mod socket;
+mod tail;
 pub mod tls;
 pub mod worker;
 
@@ -64,17 +67,26 @@ pub struct Lane {
     pub open: Arc<AtomicUsize>,
 }
 
-/// Accepts until `stop` is ready; `connections_max` is asked for each connection, so that a reload holds as places become free. Errors of single connections are theirs; running out of descriptors slows accepting down and is logged
-/// once per second.
+/// How connections are taken.
+#[derive(Debug)]
+pub struct Door<'a, M> {
+    pub lanes: &'a [Lane],
+    /// Asked for each connection, so that a reload holds as places become free.
+    pub connections_max: M,
+    /// Nothing is said in clear text.
+    pub tls: bool,
+    pub metrics: &'a Metrics,
+}
+
+/// Accepts until `stop` is ready. Errors of single connections are theirs; running out of descriptors slows accepting down and is logged once
+/// per second.
 ///
 /// # Cancel safety
 ///
 /// Dropping the future stops accepting; accepted connections are with their workers.
 pub async fn accept(
     listener: StdListener,
-    lanes: &[Lane],
-    connections_max: impl Fn() -> usize,
-    metrics: &Metrics,
+    door: &Door<'_, impl Fn() -> usize>,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
@@ -88,13 +100,16 @@ pub async fn accept(
         };
         // The worker registers the socket with its own reactor.
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
-            Ok((stream, peer)) => hand_over(stream, peer, lanes, connections_max(), metrics),
+            Ok((stream, peer)) => door.hand_over(stream, peer),
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
                 let reason = ReasonLabel {
                     reason: "accept_failed",
                 };
-                metrics.connections_refused.get_or_create(&reason).inc();
+                door.metrics
+                    .connections_refused
+                    .get_or_create(&reason)
+                    .inc();
                 let now = Instant::now();
                 if complained.is_none_or(|last| now.duration_since(last) > Duration::from_secs(1)) {
                     complained = Some(now);
@@ -115,35 +130,34 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     )
 }
 
-fn hand_over(
-    stream: StdStream,
-    peer: SocketAddr,
-    lanes: &[Lane],
-    connections_max: usize,
-    metrics: &Metrics,
-) {
-    let total: usize = lanes.iter().map(|l| l.open.load(Ordering::Relaxed)).sum();
-    let lane = lanes
-        .iter()
-        .min_by_key(|l| l.open.load(Ordering::Relaxed))
-        .filter(|_| total < connections_max);
-    let Some(lane) = lane else {
-        return refuse(&stream, metrics, "connections_max");
-    };
-    lane.open.fetch_add(1, Ordering::Relaxed);
-    if let Err(error) = lane.connections.try_send((stream, peer)) {
-        lane.open.fetch_sub(1, Ordering::Relaxed);
-        let (stream, _) = error.into_inner();
-        refuse(&stream, metrics, "worker_busy");
+impl<M: Fn() -> usize> Door<'_, M> {
+    fn hand_over(&self, stream: StdStream, peer: SocketAddr) {
+        let lanes = self.lanes;
+        let total: usize = lanes.iter().map(|l| l.open.load(Ordering::Relaxed)).sum();
+        let lane = lanes
+            .iter()
+            .min_by_key(|l| l.open.load(Ordering::Relaxed))
+            .filter(|_| total < (self.connections_max)());
+        let Some(lane) = lane else {
+            return self.refuse(&stream, "connections_max");
+        };
+        lane.open.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = lane.connections.try_send((stream, peer)) {
+            lane.open.fetch_sub(1, Ordering::Relaxed);
+            let (stream, _) = error.into_inner();
+            self.refuse(&stream, "worker_busy");
+        }
     }
-}
 
-fn refuse(mut stream: &StdStream, metrics: &Metrics, reason: &'static str) {
-    metrics
-        .connections_refused
-        .get_or_create(&ReasonLabel { reason })
-        .inc();
-    // Best effort: a client that cannot take 200 bytes at once gets the close alone.
-    let _ = io::Write::write(&mut stream, TOO_MANY.as_bytes());
-    let _ = stream.shutdown(std::net::Shutdown::Write);
+    fn refuse(&self, mut stream: &StdStream, reason: &'static str) {
+        self.metrics
+            .connections_refused
+            .get_or_create(&ReasonLabel { reason })
+            .inc();
+        if !self.tls {
+            // Best effort: a client that cannot take 200 bytes at once gets the close alone.
+            let _ = io::Write::write(&mut stream, TOO_MANY.as_bytes());
+        }
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    }
 }

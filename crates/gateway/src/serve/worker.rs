@@ -28,7 +28,7 @@ const THREADS_BESIDE: usize = 16;
 
 /// A running worker.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningWorker {
     pub lane: Lane,
     /// Ends the thread once its tasks are done; dropping it does so too.
     finish: Option<oneshot::Sender<()>>,
@@ -53,7 +53,7 @@ impl<F> std::fmt::Debug for Plan<F> {
 }
 
 /// Starts the thread.
-pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<Running> {
+pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<RunningWorker> {
     let (connections, accepted) = mpsc::channel(HAND_OVER);
     let (finish, finished) = oneshot::channel();
     let open = Arc::new(AtomicUsize::new(0));
@@ -62,7 +62,9 @@ pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<Running> {
         open: Arc::clone(&open),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
+        // Not all: a worker has no children, and would look for dead ones at each wait.
+        .enable_io()
+        .enable_time()
         .max_blocking_threads(THREADS_BESIDE)
         .build()?;
     let thread = std::thread::Builder::new()
@@ -72,7 +74,7 @@ pub fn start<F: Answers>(plan: Plan<F>) -> io::Result<Running> {
             // A name lookup that hangs must not hold up the exit.
             runtime.shutdown_background();
         })?;
-    Ok(Running {
+    Ok(RunningWorker {
         lane,
         finish: Some(finish),
         thread: Some(thread),
@@ -142,7 +144,7 @@ async fn tick(worker: u32, pool: Arc<Pool>, metrics: Arc<Metrics>) {
     loop {
         let due = ticks.tick().await;
         let now = Instant::now();
-        lag.observe(now.duration_since(due).as_secs_f64());
+        lag.observe(now.duration_since(due));
         count = count.wrapping_add(1);
         if count.is_multiple_of(SWEEP_TICKS) {
             pool.sweep(now);
@@ -150,7 +152,7 @@ async fn tick(worker: u32, pool: Arc<Pool>, metrics: Arc<Metrics>) {
     }
 }
 
-impl Running {
+impl RunningWorker {
     /// Ends the thread. Tasks that still run are dropped: end them first.
     pub fn finish(&mut self) {
         if let Some(finish) = self.finish.take() {
@@ -162,7 +164,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningWorker {
     fn drop(&mut self) {
         self.finish();
     }

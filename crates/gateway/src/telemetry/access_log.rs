@@ -3,6 +3,7 @@
 //! The line is made by `call::settle`; this module only carries it, see [`lines`](super::lines). A line that finds the buffer full is dropped
 //! and counted (`tidegate_access_log_dropped_total`).
 
+use std::cell::Cell;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,59 +11,68 @@ use std::time::{Duration, SystemTime};
 
 use prometheus_client::metrics::counter::Counter;
 
-use super::journal::Place;
+use super::journal::JournalPlace;
 use super::json;
-use super::lines::{Lines, Writer};
+pub use super::json::Word;
+use super::lines::{Lines, LinesWriter};
 
 /// Bytes that may wait for the writer.
 const BUFFER_BYTES: usize = 16 * 1024 * 1024;
+/// What a line mostly needs, and the most that is kept for the next one.
+const LINE_BYTES: usize = 1024;
+const LINE_BYTES_MAX: usize = 8 * LINE_BYTES;
+
+thread_local! {
+    /// Where this thread makes its lines.
+    static LINE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// Both ends of a call. Times are since the call was accepted; absent means it never came to that.
 #[derive(Debug)]
 pub struct Line<'a> {
     /// When the request head was read; RFC 3339, UTC.
     pub time: SystemTime,
-    pub id: &'a str,
-    pub principal: &'a str,
+    pub id: Word<'a>,
+    pub principal: Word<'a>,
     /// The caller's socket address.
     pub peer: SocketAddr,
-    pub method: &'a str,
+    pub method: Word<'a>,
     /// Without the query, cut to 128 characters.
     pub path: &'a str,
-    pub dialect: &'static str,
+    pub dialect: Word<'a>,
     /// As the client named it, cut to 128 characters.
     pub model: Option<&'a str>,
     pub stream: bool,
-    pub upstream: Option<&'a str>,
+    pub upstream: Option<Word<'a>>,
     pub endpoint: Option<&'a str>,
     /// Status sent downstream; absent if the client left before one was sent.
     pub status: Option<u16>,
-    pub outcome: &'static str,
+    pub outcome: Word<'a>,
     /// The tier or reason inside the outcome, such as `response_head` or `queue_full`.
-    pub reason: Option<&'static str>,
+    pub reason: Option<Word<'a>>,
     /// What the call was doing when its wait ended.
-    pub phase: &'static str,
-    pub wait_end: &'static str,
+    pub phase: Word<'a>,
+    pub wait_end: Word<'a>,
     pub wait_ended_ms: Duration,
-    pub work_end: &'static str,
+    pub work_end: Word<'a>,
     pub work_ended_ms: Option<Duration>,
     /// How it is known that the work has ended.
-    pub end_known: Option<&'static str>,
+    pub end_known: Option<Word<'a>>,
     /// The bound of `[upstreams.abandon]` at which a drain became a cancel.
-    pub overrun: Option<&'static str>,
+    pub overrun: Option<Word<'a>>,
     /// How long the slot is kept after the exchange was closed; where the server was asked for the end of the work, how long it was.
     pub slot_kept_ms: Option<Duration>,
     /// Output tokens generated after the client had left.
     pub wasted_tokens: Option<u64>,
     /// How that number is known.
-    pub waste: Option<&'static str>,
+    pub waste: Option<Word<'a>>,
     pub wasted_ms: Option<Duration>,
     /// In the currency of `[prices]`.
     pub wasted_money: Option<f64>,
     /// The id of the abandoned call that this one tries again.
-    pub retry_of: Option<&'a str>,
+    pub retry_of: Option<Word<'a>>,
     /// The id of the call whose answer this retry was given.
-    pub attached_to: Option<&'a str>,
+    pub attached_to: Option<Word<'a>>,
     /// How many retries took this call up.
     pub attaches: Option<u32>,
     pub settled_ms: Duration,
@@ -77,7 +87,7 @@ pub struct Line<'a> {
     pub events: u64,
     pub input_tokens: Option<u64>,
     pub output_tokens: Option<u64>,
-    pub usage: &'static str,
+    pub usage: Word<'a>,
     pub generation: u64,
 }
 
@@ -91,11 +101,11 @@ pub struct LostLine<'a> {
     pub model: Option<&'a str>,
     pub upstream: Option<&'a str>,
     pub endpoint: Option<&'a str>,
-    pub outcome: &'static str,
-    pub wait_end: &'static str,
-    pub work_end: &'static str,
-    pub end_known: Option<&'static str>,
-    pub usage: &'static str,
+    pub outcome: Word<'a>,
+    pub wait_end: Word<'a>,
+    pub work_end: Word<'a>,
+    pub end_known: Option<Word<'a>>,
+    pub usage: Word<'a>,
 }
 
 impl LostLine<'_> {
@@ -146,7 +156,7 @@ impl AccessLog {
     }
 
     /// Starts the writer thread.
-    pub fn start(out: impl Write + Send + 'static, dropped: Counter) -> (Self, Writer) {
+    pub fn start(out: impl Write + Send + 'static, dropped: Counter) -> (Self, LinesWriter) {
         let (lines, writer) = Lines::start("access-log", BUFFER_BYTES, dropped.clone(), out);
         let log = Self {
             lines: Some(lines),
@@ -160,23 +170,28 @@ impl AccessLog {
     }
 
     /// `place`: the call's own in the journal, which it keeps until the line is written.
-    pub fn write(&self, line: &Line<'_>, place: Option<Place>) {
+    pub fn write(&self, line: &Line<'_>, place: Option<JournalPlace>) {
         self.push(|text| line.write(text), place);
     }
 
     /// The line of a call that an earlier process left in its journal.
-    pub fn write_lost(&self, lost: &LostLine<'_>, place: Place) {
+    pub fn write_lost(&self, lost: &LostLine<'_>, place: JournalPlace) {
         self.push(|text| lost.write(text), Some(place));
     }
 
-    fn push(&self, write: impl FnOnce(&mut Vec<u8>), place: Option<Place>) {
+    fn push(&self, write: impl FnOnce(&mut Vec<u8>), place: Option<JournalPlace>) {
         let Some(lines) = &self.lines else { return };
-        let mut text = Vec::with_capacity(1024);
+        // A thread at its end has none any more.
+        let mut text = LINE.try_with(Cell::take).unwrap_or_default();
+        text.reserve(LINE_BYTES);
         write(&mut text);
         text.push(b'\n');
         if !lines.push(&text, place) {
             self.dropped.inc();
         }
+        text.clear();
+        text.shrink_to(LINE_BYTES_MAX);
+        let _ = LINE.try_with(|line| line.set(text));
     }
 }
 
@@ -212,23 +227,23 @@ mod tests {
     fn line(path: &str) -> Line<'_> {
         Line {
             time: SystemTime::UNIX_EPOCH,
-            id: "req_1",
-            principal: "anonymous",
+            id: Word("req_1"),
+            principal: Word("anonymous"),
             peer: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            method: "POST",
+            method: Word("POST"),
             path,
-            dialect: "openai",
+            dialect: Word("openai"),
             model: Some("a \"model\""),
             stream: true,
             upstream: None,
             endpoint: None,
             status: Some(200),
-            outcome: "ok",
+            outcome: Word("ok"),
             reason: None,
-            phase: "done",
-            wait_end: "answered",
+            phase: Word("done"),
+            wait_end: Word("answered"),
             wait_ended_ms: Duration::from_micros(12_300),
-            work_end: "complete",
+            work_end: Word("complete"),
             work_ended_ms: None,
             end_known: None,
             overrun: None,
@@ -252,7 +267,7 @@ mod tests {
             events: 3,
             input_tokens: Some(5),
             output_tokens: None,
-            usage: "reported",
+            usage: Word("reported"),
             generation: 1,
         }
     }

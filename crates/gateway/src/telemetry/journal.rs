@@ -59,16 +59,16 @@ struct Free {
 
 /// A call's place; given back, its record taken out, when it is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct JournalPlace {
     inner: Arc<Inner>,
     slot: u32,
 }
 
 /// What was found at the start.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct FoundAtStart {
     /// Calls that were in flight when the process before this one ended, with their places.
-    pub lost: Vec<(Noted, Place)>,
+    pub lost: Vec<(Noted, JournalPlace)>,
     /// Records that could not be read.
     pub damaged: usize,
     /// The file was none of ours, or none that can be read: it is here now.
@@ -110,9 +110,9 @@ impl Journal {
     /// # Errors
     ///
     /// Another process has it, or it cannot be made.
-    pub fn open(path: &Path, missed: Counter) -> Result<(Self, Found), JournalError> {
+    pub fn open(path: &Path, missed: Counter) -> Result<(Self, FoundAtStart), JournalError> {
         let failed = |error| JournalError::Io(path.to_owned(), error);
-        let mut found = Found::default();
+        let mut found = FoundAtStart::default();
         let mut file = lock(path)?;
         let bytes = read(&file).map_err(failed)?;
         let slots = match bytes.as_deref().map(records) {
@@ -137,7 +137,7 @@ impl Journal {
             .zip(slots)
             .map(|(slot, record)| {
                 let inner = Arc::clone(&journal.0);
-                (Place { inner, slot }, record)
+                (JournalPlace { inner, slot }, record)
             })
             .collect();
         journal.0.free().next = u32::try_from(places.len()).unwrap_or(SLOTS_MAX);
@@ -153,14 +153,14 @@ impl Journal {
     }
 
     /// A place for a call that has just begun. `None`: there are too many, or the disk is full; it is counted.
-    pub fn begin(&self, noted: &Noted) -> Option<Place> {
+    pub fn begin(&self, noted: &Noted) -> Option<JournalPlace> {
         let slot = self.0.free().take();
         let Some(slot) = slot else {
             self.0.missed.inc();
             return None;
         };
         let inner = Arc::clone(&self.0);
-        let place = Place { inner, slot };
+        let place = JournalPlace { inner, slot };
         place.note(noted).then_some(place)
     }
 
@@ -195,9 +195,9 @@ impl Free {
     }
 }
 
-// === impl Place ===
+// === impl JournalPlace ===
 
-impl Place {
+impl JournalPlace {
     /// Writes what is known now. Whether the kernel took it.
     pub fn note(&self, noted: &Noted) -> bool {
         let done = self.inner.file.write_all_at(&encode(noted), self.offset());
@@ -212,7 +212,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for JournalPlace {
     fn drop(&mut self) {
         // One that stays although its call has ended is read as lost: better once too often than never.
         let _ = self.inner.file.write_all_at(&[0], self.offset());

@@ -25,7 +25,7 @@ fn noted(id: &str) -> Noted {
     }
 }
 
-fn open(path: &Path) -> (Journal, Found) {
+fn open(path: &Path) -> (Journal, FoundAtStart) {
     Journal::open(path, Counter::default()).unwrap()
 }
 

@@ -54,10 +54,11 @@ const LIMITER_GAUGES: [Gauges; 8] = [
 ];
 
 #[rustfmt::skip]
-const LIMITER_AGES: [Seconds64; 3] = [
+const LIMITER_AGES: [Seconds64; 4] = [
     ("oldest_queued_seconds", "Age of the longest wait for a slot", |s| age(s.oldest_queued)),
     ("oldest_running_seconds", "Age of the longest running call", |s| age(s.oldest_running)),
     ("oldest_abandoned_seconds", "Time since the longest abandoned call lost its client", |s| age(s.oldest_abandoned)),
+    ("oldest_lingering_seconds", "Time since the exchange ended of the slot that is kept longest", |s| age(s.oldest_lingering)),
 ];
 
 #[rustfmt::skip]
@@ -76,7 +77,7 @@ const LIMITER_COUNTERS: [Counters; 8] = [
 const LIMITER_TIMES: [Seconds64; 3] = [
     ("queued_seconds", "Time spent in the queue by all calls", |s| s.queued_time.as_secs_f64()),
     ("running_seconds", "Time slots were held", |s| s.running_time.as_secs_f64()),
-    ("abandoned_seconds", "Time slots were held for nobody", |s| s.abandoned_time.as_secs_f64()),
+    ("abandoned_seconds", "Time calls ran on for nobody, their exchanges open; not that of slots kept after a close (lingering)", |s| s.abandoned_time.as_secs_f64()),
 ];
 
 impl Collector for Limiters {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 
-use super::journal::Place;
+use super::journal::JournalPlace;
 
 /// How long lines are gathered before they are written.
 const GATHER: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ pub struct Lines(Arc<Handle>);
 
 /// Waits for what was sent.
 #[derive(Debug)]
-pub struct Writer(Arc<Shared>);
+pub struct LinesWriter(Arc<Shared>);
 
 /// Shared by all senders; the last one to go ends the writer.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct Shared {
 struct Buffer {
     bytes: Vec<u8>,
     /// Given back when the lines are written.
-    places: Vec<Place>,
+    places: Vec<JournalPlace>,
     /// The writer waits without a limit: it must be woken.
     asleep: bool,
     /// A batch is on its way.
@@ -77,7 +77,7 @@ impl Lines {
         room: usize,
         lost: Counter,
         out: impl Write + Send + 'static,
-    ) -> (Self, Writer) {
+    ) -> (Self, LinesWriter) {
         let shared = Arc::new(Shared::default());
         let reader = Arc::clone(&shared);
         // Without a thread the buffer fills, and lines are dropped and counted.
@@ -88,12 +88,12 @@ impl Lines {
             shared: Arc::clone(&shared),
             room,
         };
-        (Self(Arc::new(handle)), Writer(shared))
+        (Self(Arc::new(handle)), LinesWriter(shared))
     }
 
     /// Takes a whole line, or says that there is no room for it. The line's call keeps its `place` in the journal until it is written.
     #[must_use]
-    pub fn push(&self, line: &[u8], place: Option<Place>) -> bool {
+    pub fn push(&self, line: &[u8], place: Option<JournalPlace>) -> bool {
         let mut buffer = self.0.shared.lock();
         let before = buffer.bytes.len();
         if before + line.len() > self.0.room {
@@ -151,7 +151,7 @@ fn write_all(shared: &Shared, mut out: impl Write, lost: &Counter) {
     }
 }
 
-impl Writer {
+impl LinesWriter {
     /// Waits until every line that was pushed is written, for so long at most: whoever reads the pipe may have stopped. Whether it came to that.
     pub fn flush(&self, limit: Duration) -> bool {
         let mut buffer = self.0.lock();

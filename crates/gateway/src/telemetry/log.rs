@@ -12,14 +12,14 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use super::lines::{self, Lines, Writer};
+use super::lines::{self, Lines, LinesWriter};
 use crate::config::{Level, Log, LogFormat};
 
 /// Bytes that may wait for the writer.
 const BUFFER_BYTES: usize = 1024 * 1024;
 
 /// The log of this process, once it is installed.
-static LOG: OnceLock<(Lines, Writer)> = OnceLock::new();
+static LOG: OnceLock<(Lines, LinesWriter)> = OnceLock::new();
 static DROPPED: LazyLock<Counter> = LazyLock::new(Counter::default);
 
 /// Counts the lines that found the buffer full, over all gateways of this process.
@@ -28,9 +28,9 @@ pub fn dropped() -> Counter {
 }
 
 /// Takes one event at a time, as the formatter writes it.
-struct Entry(&'static Lines);
+struct LogEntry(&'static Lines);
 
-impl Write for Entry {
+impl Write for LogEntry {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if !self.0.push(line, None) {
             DROPPED.inc();
@@ -65,7 +65,7 @@ pub fn init(log: &Log) {
         Lines::start("log", BUFFER_BYTES, dropped(), stderr)
     });
     let layer = fmt::layer()
-        .with_writer(move || Entry(lines))
+        .with_writer(move || LogEntry(lines))
         .with_target(false);
     let installed = match log.format {
         LogFormat::Text => registry.with(layer.with_ansi(false)).try_init(),

@@ -10,23 +10,16 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tidegate_limiter::Limiter;
 
+use super::histogram::Histogram;
 use super::limiters::{Limiters, Shown};
+use super::process::Process;
+pub use super::shares::Count;
+pub use super::upstream::UpstreamMetrics;
 
-/// Seconds, from a tenth of a millisecond to twenty minutes: a queue hand-off and a thinking model both have buckets.
-const SECONDS: [f64; 20] = [
-    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    30.0, 60.0, 120.0, 300.0, 1200.0,
-];
-
-fn seconds() -> Histogram {
-    Histogram::new(SECONDS)
-}
-
-type Seconds = fn() -> Histogram;
 type Sum = Counter<f64, std::sync::atomic::AtomicU64>; // of what is no whole number
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -121,12 +114,18 @@ pub struct ResultLabel {
     pub result: &'static str,
 }
 
+/// `file`: as the configuration names it.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct FileLabel {
+    pub file: String,
+}
+
 /// The families. One per process (tests make their own).
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     limiters: Limiters,
-    pub calls: Family<CallLabels, Counter>,
+    pub calls: Family<CallLabels, Count>,
     pub refusals: Family<ReasonLabel, Counter>,
     pub timeouts: Family<TierLabels, Counter>,
     pub disconnects: Family<PhaseLabels, Counter>,
@@ -142,10 +141,10 @@ pub struct Metrics {
     pub wasted_seconds: Family<WasteLabels, Sum>,
     pub wasted_money: Family<WasteLabels, Sum>,
     pub retries: Family<UpstreamReason, Counter>,
-    pub call_seconds: Family<UpstreamLabel, Histogram, Seconds>,
-    pub phase_seconds: Family<PhaseLabels, Histogram, Seconds>,
-    pub ttft_seconds: Family<UpstreamLabel, Histogram, Seconds>,
-    pub tokens: Family<TokenLabels, Counter>,
+    pub call_seconds: Family<UpstreamLabel, Histogram>,
+    pub phase_seconds: Family<PhaseLabels, Histogram>,
+    pub ttft_seconds: Family<UpstreamLabel, Histogram>,
+    pub tokens: Family<TokenLabels, Count>,
     pub usage_unknown: Family<UpstreamLabel, Counter>,
     pub malformed_events: Family<UpstreamLabel, Counter>,
     pub connections: Family<SideLabel, Gauge>,
@@ -157,39 +156,16 @@ pub struct Metrics {
     pub upstream_connect_errors: Family<UpstreamReason, Counter>,
     pub endpoint_ejected: Family<EndpointLabels, Gauge>,
     pub request_bodies_bytes: Gauge,
-    pub loop_lag_seconds: Family<WorkerLabel, Histogram, Seconds>,
+    pub answers_bytes: Gauge,
+    pub loop_lag_seconds: Family<WorkerLabel, Histogram>,
     pub access_log_dropped: Counter,
     pub log_dropped: Counter,
     pub journal_missed: Counter,
     pub config_generation: Gauge,
     pub config_reloads: Family<ResultLabel, Counter>,
+    pub certificate_expiry: Family<FileLabel, Gauge>,
     pub draining: Gauge,
     pub panics: Counter,
-}
-
-/// Phases with a histogram of their own; see `call::outcome::Phase`.
-#[rustfmt::skip]
-const PHASES: [&str; 9] =
-    ["accepted", "body", "queued", "pool", "connecting", "waiting_head", "waiting_first_event", "streaming", "done"];
-
-/// One upstream's share of the families that every call touches, looked up once.
-#[derive(Debug)]
-pub struct UpstreamMetrics {
-    pub name: Arc<str>,
-    pub call_seconds: Histogram,
-    pub ttft_seconds: Histogram,
-    pub usage_unknown: Counter,
-    phases: [Histogram; PHASES.len()],
-}
-
-impl UpstreamMetrics {
-    /// The histogram of a phase.
-    pub fn phase(&self, name: &'static str) -> &Histogram {
-        let index = PHASES
-            .iter()
-            .position(|known| std::ptr::eq(*known, name) || *known == name);
-        &self.phases[index.unwrap_or(0)]
-    }
 }
 
 impl Default for Metrics {
@@ -201,11 +177,16 @@ impl Default for Metrics {
 impl Metrics {
     #[expect(clippy::too_many_lines, reason = "one line per family, nothing else")]
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("tidegate");
+        let mut registry = Registry::default();
         let limiters = Limiters::default();
-        registry.register_collector(Box::new(limiters.clone()));
-        let r = &mut registry;
-        Self {
+        let r = registry.sub_registry_with_prefix("tidegate");
+        r.register_collector(Box::new(limiters.clone()));
+        r.register(
+            "build",
+            "The version that runs; always 1",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        let made = Self {
             calls: add(r, "calls", "Ended calls by outcome", Family::default()),
             refusals: add(
                 r,
@@ -303,21 +284,21 @@ impl Metrics {
                 "call_duration",
                 "Request head read to wait ended",
                 Unit::Seconds,
-                Family::new_with_constructor(seconds as Seconds),
+                Family::default(),
             ),
             phase_seconds: add_unit(
                 r,
                 "phase_duration",
                 "Time spent in one phase of a call",
                 Unit::Seconds,
-                Family::new_with_constructor(seconds as Seconds),
+                Family::default(),
             ),
             ttft_seconds: add_unit(
                 r,
                 "time_to_first_token",
                 "Request head read to first non-empty delta of a stream, also of one that is put together",
                 Unit::Seconds,
-                Family::new_with_constructor(seconds as Seconds),
+                Family::default(),
             ),
             tokens: add(
                 r,
@@ -392,12 +373,19 @@ impl Metrics {
                 Unit::Bytes,
                 Gauge::default(),
             ),
+            answers_bytes: add_unit(
+                r,
+                "answers",
+                "Answers in one piece in memory: those being put together out of streams, and all that wait for their clients to read them",
+                Unit::Bytes,
+                Gauge::default(),
+            ),
             loop_lag_seconds: add_unit(
                 r,
                 "loop_lag",
                 "How late a worker's 100 ms timer fires",
                 Unit::Seconds,
-                Family::new_with_constructor(seconds as Seconds),
+                Family::default(),
             ),
             access_log_dropped: add(
                 r,
@@ -424,6 +412,13 @@ impl Metrics {
                 Gauge::default(),
             ),
             config_reloads: add(r, "config_reloads", "Reloads by result", Family::default()),
+            certificate_expiry: add_unit(
+                r,
+                "certificate_expiry_timestamp",
+                "When the first of the certificates in server.tls.cert_file ends to be valid, in seconds since 1970",
+                Unit::Seconds,
+                Family::default(),
+            ),
             draining: add(r, "draining", "1 after SIGTERM", Gauge::default()),
             panics: add(
                 r,
@@ -432,27 +427,16 @@ impl Metrics {
                 Counter::default(),
             ),
             limiters,
-            registry,
-        }
+            registry: Registry::default(),
+        };
+        let process = registry.sub_registry_with_prefix("process");
+        process.register_collector(Box::new(Process));
+        Self { registry, ..made }
     }
 
     /// The families of the upstream `name`.
     pub fn upstream(&self, name: &Arc<str>) -> UpstreamMetrics {
-        let label = UpstreamLabel {
-            upstream: Arc::clone(name),
-        };
-        UpstreamMetrics {
-            name: Arc::clone(name),
-            call_seconds: self.call_seconds.get_or_create_owned(&label),
-            ttft_seconds: self.ttft_seconds.get_or_create_owned(&label),
-            usage_unknown: self.usage_unknown.get_or_create_owned(&label),
-            phases: PHASES.map(|phase| {
-                self.phase_seconds.get_or_create_owned(&PhaseLabels {
-                    upstream: Arc::clone(name),
-                    phase,
-                })
-            }),
-        }
+        UpstreamMetrics::new(self, name)
     }
 
     /// Shows a limiter's counts under `upstream`; a second registration of the name replaces the first.
@@ -464,6 +448,13 @@ impl Metrics {
             limiter: limiter.clone(),
             removed: false,
         });
+    }
+
+    /// The names of the upstreams that the running configuration has.
+    pub fn upstreams(&self) -> Vec<Arc<str>> {
+        let shown = self.limiters.lock();
+        let named = shown.iter().filter(|row| !row.removed);
+        named.map(|row| Arc::clone(&row.upstream)).collect()
     }
 
     /// Takes a removed upstream's limiter out as soon as nothing runs in it any more.

@@ -94,6 +94,8 @@ fn touched() -> Metrics {
         .get_or_create_owned(&WorkerLabel { worker: 0 });
     m.config_reloads
         .get_or_create_owned(&ResultLabel { result: "r" });
+    m.certificate_expiry
+        .get_or_create_owned(&FileLabel { file: "f".into() });
     let one = NonZeroUsize::MIN;
     m.show_limiter(&upstream, &Limiter::new(Limits::new(one)).unwrap());
     m
@@ -119,10 +121,10 @@ fn row(family: &str) -> String {
         .map(|(label, _)| format!("`{label}`"))
         .filter(|label| label != "`le`")
         .collect();
-    let shown = if kind == "counter" {
-        format!("{name}_total")
-    } else {
-        name.to_owned()
+    let shown = match kind {
+        "counter" => format!("{name}_total"),
+        "info" => format!("{name}_info"),
+        _ => name.to_owned(),
     };
     let help = help.trim_end_matches('.').replace('|', "\\|");
     format!("| `{shown}` | {kind} | {} | {help} |\n", labels.join(", "))

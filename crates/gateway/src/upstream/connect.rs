@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 use socket2::{Domain, SockRef, Socket as Socket2, Type};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -120,9 +120,30 @@ pub async fn tls(
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
     let stream = TlsConnector::from(Arc::clone(&upstream.tls))
         .connect(name, socket)
-        .await?;
+        .await
+        .map_err(in_words)?;
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok((UpstreamIo::Tls(Box::new(stream)), http2))
+}
+
+/// What is wrong with a server's certificate, and what to do, where the library's text is for its own developers.
+fn in_words(error: io::Error) -> io::Error {
+    let inner = error
+        .get_ref()
+        .and_then(|e| e.downcast_ref::<rustls::Error>());
+    let Some(rustls::Error::InvalidCertificate(why)) = inner else {
+        return error;
+    };
+    let words = match why {
+        CertificateError::UnknownIssuer => {
+            "nobody whom this machine trusts signed the server's certificate; name a file with the certificate of who did: tls.ca_file"
+        }
+        CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => {
+            "the server's certificate is that of an authority (self-signed?), not of a server; give it one that an authority has signed, or one without CA:TRUE, and name the authority's in tls.ca_file"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), words)
 }
 
 /// Why an upstream's TLS settings cannot be used.

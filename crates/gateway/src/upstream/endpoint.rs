@@ -36,12 +36,28 @@ pub struct EndpointState {
     shown: (Arc<Metrics>, EndpointLabels),
     /// The log says that it is left out.
     told: AtomicBool,
+    /// The last connection that could not be opened.
+    trouble: Mutex<Option<Trouble>>,
     ejections: Seldom,
     shortages: Seldom,
     /// The page on which it shows its work could not be read when it was last asked for.
     page_fails: AtomicBool,
+    /// The log says what kind of server it is.
+    kind_told: AtomicBool,
     /// When that was.
     page_asked: Mutex<Option<Instant>>,
+}
+
+/// A connection that could not be opened.
+#[derive(Clone, Debug)]
+pub struct Trouble {
+    /// Since when none could be; `None`: one was opened since.
+    pub out: Option<Instant>,
+    /// When it was tried last in vain.
+    pub last: Instant,
+    /// As in the metrics.
+    pub reason: &'static str,
+    pub why: String,
 }
 
 /// Lets through what is worth a line in the log: the first, and another one only after [`NEWS_AFTER`].
@@ -88,9 +104,11 @@ impl EndpointState {
             ejected_until: AtomicU64::new(0),
             epoch: Instant::now(),
             told: AtomicBool::new(false),
+            trouble: Mutex::default(),
             ejections: Seldom::default(),
             shortages: Seldom::default(),
             page_fails: AtomicBool::new(false),
+            kind_told: AtomicBool::new(false),
             page_asked: Mutex::new(None),
             lookup: Arc::default(),
             authority,
@@ -132,7 +150,18 @@ impl EndpointState {
     }
 
     /// Leaves the endpoint out for `time`. Whether that is worth a line in the log.
-    pub fn eject(&self, time: Duration) -> bool {
+    pub fn eject(&self, time: Duration, reason: &'static str, why: String) -> bool {
+        {
+            let mut trouble = self.lock_trouble();
+            let last = Instant::now();
+            let out = trouble.as_ref().and_then(|t| t.out).or(Some(last));
+            *trouble = Some(Trouble {
+                out,
+                last,
+                reason,
+                why,
+            });
+        }
         let until = (self.epoch.elapsed() + time).as_millis();
         let until = u64::try_from(until).unwrap_or(u64::MAX).max(1);
         let before = self.ejected_until.swap(until, Ordering::Relaxed);
@@ -151,12 +180,29 @@ impl EndpointState {
         }
         self.ejected_until.store(0, Ordering::Relaxed);
         self.ejected.set(0);
+        if let Some(trouble) = &mut *self.lock_trouble() {
+            trouble.out = None;
+        }
         self.told.swap(false, Ordering::Relaxed)
+    }
+
+    fn lock_trouble(&self) -> std::sync::MutexGuard<'_, Option<Trouble>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last connection that could not be opened, if there was one.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.lock_trouble().clone()
     }
 
     /// This machine had no socket for it: whether that is worth a line in the log.
     pub fn shortage_is_news(&self) -> bool {
         self.shortages.is_news()
+    }
+
+    /// An answer shows what kind of server it is. Whether that is worth a line in the log.
+    pub fn kind_is_news(&self) -> bool {
+        !self.kind_told.swap(true, Ordering::Relaxed)
     }
 
     /// The page on which the server shows its work could not be read. Whether that is worth a line in the log.
@@ -249,14 +295,15 @@ mod tests {
     async fn the_log_hears_of_changes_and_not_of_each_call() {
         let endpoint = EndpointState::new(&"u".into(), address(), 2, &Arc::new(Metrics::new()));
         let long = Duration::from_secs(5);
+        let eject = |e: &EndpointState| e.eject(long, "refused", "why".into());
         assert!(!endpoint.restore(), "it was never out");
-        assert!(endpoint.eject(long));
-        assert!(!endpoint.eject(long), "it is still out");
+        assert!(eject(&endpoint));
+        assert!(!eject(&endpoint), "it is still out");
         assert!(endpoint.restore());
-        assert!(!endpoint.eject(long), "it comes and goes");
+        assert!(!eject(&endpoint), "it comes and goes");
         assert!(!endpoint.restore(), "nobody was told that it went");
         tokio::time::advance(NEWS_AFTER).await;
-        assert!(endpoint.eject(long) && endpoint.restore());
+        assert!(eject(&endpoint) && endpoint.restore());
         assert!(endpoint.shortage_is_news() && !endpoint.shortage_is_news());
         assert!(!endpoint.is_ejected());
     }

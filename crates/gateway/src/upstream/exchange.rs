@@ -240,7 +240,14 @@ fn was_refused(error: &hyper::Error) -> bool {
 #[derive(Debug)]
 pub enum UpstreamBody {
     Http1(Box<Http1>),
-    Http2 { body: Incoming, place: StreamPlace },
+    Http2(Box<Stream>),
+}
+
+/// An answer on a shared connection.
+#[derive(Debug)]
+pub struct Stream {
+    pub body: Incoming,
+    pub place: StreamPlace,
 }
 
 type Polled = Poll<Option<Result<Bytes, Failure>>>;
@@ -250,7 +257,7 @@ impl UpstreamBody {
     pub fn poll_data(&mut self, cx: &mut Context<'_>) -> Polled {
         let body = match self {
             Self::Http1(conn) => return conn.poll_data(cx),
-            Self::Http2 { body, .. } => body,
+            Self::Http2(stream) => &mut stream.body,
         };
         loop {
             let frame = match ready!(Pin::new(&mut *body).poll_frame(cx)) {
@@ -275,14 +282,14 @@ impl UpstreamBody {
     pub fn exact_length(&self) -> Option<u64> {
         match self {
             Self::Http1(conn) => conn.left(),
-            Self::Http2 { body, .. } => body.size_hint().exact(),
+            Self::Http2(stream) => stream.body.size_hint().exact(),
         }
     }
 
     pub fn is_complete(&self) -> bool {
         match self {
             Self::Http1(conn) => conn.is_complete(),
-            Self::Http2 { body, .. } => body.is_end_stream(),
+            Self::Http2(stream) => stream.body.is_end_stream(),
         }
     }
 
@@ -290,7 +297,7 @@ impl UpstreamBody {
     pub fn into_idle(self) -> Option<Box<Http1>> {
         match self {
             Self::Http1(mut conn) => conn.finish().then_some(conn),
-            Self::Http2 { .. } => None,
+            Self::Http2(_) => None,
         }
     }
 }

@@ -112,14 +112,22 @@ async fn an_idle_shared_connection_gives_way_and_a_busy_one_does_not() {
     pool.sweep(Instant::now());
     drop(place);
     pool.sweep(Instant::now());
-    assert!(pool.checkout(&endpoint).is_some(), "nobody waits");
+    assert!(
+        pool.checkout(&endpoint, Instant::now()).is_some(),
+        "nobody waits"
+    );
     let _waiting = endpoint.wait();
-    let place = pool.checkout(&endpoint).expect("it is there");
+    let place = pool
+        .checkout(&endpoint, Instant::now())
+        .expect("it is there");
     pool.sweep(Instant::now());
     drop(place);
-    assert!(pool.checkout(&endpoint).is_some(), "it had a stream");
+    assert!(
+        pool.checkout(&endpoint, Instant::now()).is_some(),
+        "it had a stream"
+    );
     pool.sweep(Instant::now());
-    assert!(pool.checkout(&endpoint).is_none());
+    assert!(pool.checkout(&endpoint, Instant::now()).is_none());
 }
 
 /// All the streams that a connection takes, and only the last is read: it has its whole credit.

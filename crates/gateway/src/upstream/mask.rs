@@ -1,12 +1,13 @@
 //! The operator's key for an upstream, kept from clients: servers quote in their errors what they were sent.
 
 use std::fmt;
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue};
 use memchr::memmem::Finder;
 
 use crate::config::Secret;
+use crate::fields::Fields;
 
 /// Shorter keys are stand-ins (`EMPTY`, `none`); to hide them would tear up texts.
 const KEY_BYTES_MIN: usize = 6;
@@ -35,17 +36,22 @@ impl Mask {
 
     /// The same bytes with a star for each byte of the key. Of the same length: it may be announced already.
     pub fn hide(&self, bytes: Bytes) -> Bytes {
-        let mut hidden: Option<BytesMut> = None;
-        for form in &self.0 {
-            let length = form.needle().len();
-            for at in form.find_iter(&bytes) {
-                let copy = hidden.get_or_insert_with(|| BytesMut::from(&*bytes));
-                if let Some(found) = copy.get_mut(at..at + length) {
-                    found.fill(b'*');
-                }
-            }
+        let found = self.find(&bytes);
+        if found.is_empty() {
+            return bytes;
         }
-        hidden.map_or(bytes, BytesMut::freeze)
+        let mut copy = BytesMut::from(&*bytes);
+        cover(&mut copy, found);
+        copy.freeze()
+    }
+
+    /// Where the key stands.
+    fn find(&self, bytes: &[u8]) -> Vec<Range<usize>> {
+        let found = self.0.iter().flat_map(|form| {
+            let all = form.find_iter(bytes);
+            all.map(|at| at..at + form.needle().len())
+        });
+        found.collect()
     }
 
     /// The same text without the key.
@@ -61,24 +67,23 @@ impl Mask {
     }
 
     /// Hides the key in the values of all fields.
-    pub fn hide_in(&self, headers: &mut HeaderMap) {
-        if self.0.is_empty() {
-            return;
+    pub fn hide_in(&self, fields: &mut Fields) {
+        if !self.is_empty() {
+            fields.values_mut(|value| cover(value, self.find(value)));
         }
-        for value in headers.values_mut() {
-            let shows = |form: &Finder<'_>| form.find(value.as_bytes()).is_some();
-            if self.0.iter().any(shows) {
-                let hidden = self.hide(Bytes::copy_from_slice(value.as_bytes()));
-                *value = HeaderValue::from_maybe_shared(hidden)
-                    .unwrap_or_else(|_| HeaderValue::from_static("***"));
-            }
-        }
+    }
+}
+
+fn cover(bytes: &mut [u8], found: Vec<Range<usize>>) {
+    for key in found {
+        bytes.get_mut(key).unwrap_or_default().fill(b'*');
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fields::list;
 
     fn hidden(key: &str, text: &'static str) -> Bytes {
         Mask::new(Some(&Secret::new(key))).hide(Bytes::from_static(text.as_bytes()))
@@ -105,11 +110,9 @@ mod tests {
 
     #[test]
     fn fields_too() {
-        let mut headers = HeaderMap::new();
-        headers.insert("x-echo", "Bearer sk-abc".parse().unwrap());
-        headers.append("x-echo", "other".parse().unwrap());
-        Mask::new(Some(&Secret::new("sk-abc"))).hide_in(&mut headers);
-        let values: Vec<_> = headers.get_all("x-echo").iter().collect();
-        assert_eq!(values, ["Bearer ******", "other"]);
+        let shown = |key| list(&[("x-echo", key), ("x-echo", "other")]);
+        let mut fields = shown(r#"Bearer sk-a"b, sk-a\"b"#);
+        Mask::new(Some(&Secret::new("sk-a\"b"))).hide_in(&mut fields);
+        assert_eq!(fields, shown("Bearer ******, *******"));
     }
 }

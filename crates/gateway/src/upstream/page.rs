@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, Method, Request, StatusCode, Uri, response};
+use http::{Method, Request, StatusCode, Uri};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::connect::{self, TcpOptions};
-use super::exchange::{Failure, Http2, RequestBody, UpstreamBody};
-use super::http1::{Http1, RequestHead};
+use super::exchange::{Failure, Http2, RequestBody, Stream, UpstreamBody};
+use super::http1::{Http1, SentHead};
 use super::pool::{Checkout, Pool};
 use super::{EndpointState, Upstream};
+use crate::fields::{Sent, UpstreamHead};
 
 /// Longest page that is read. vLLM's metrics are some hundred KiB.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
@@ -79,27 +81,29 @@ pub async fn fetch(
     upstream: &Upstream,
     endpoint: &Arc<EndpointState>,
     way: &Way,
-    headers: &HeaderMap,
+    fields: &Sent,
     path: &str,
 ) -> Result<Bytes, PageError> {
     let target = format!("{}{path}", endpoint.address.base_path);
     let mut fresh = false;
-    let (parts, mut body) = loop {
-        let pooled = (!fresh).then(|| way.pool.checkout(endpoint)).flatten();
+    let (head, mut body) = loop {
+        let pooled = (!fresh)
+            .then(|| way.pool.checkout(endpoint, Instant::now()))
+            .flatten();
         let reused = pooled.is_some();
         let conn = match pooled {
             Some(conn) => conn,
             None => open(upstream, endpoint, way).await?,
         };
-        match exchange(conn, endpoint, headers, &target).await {
+        match exchange(conn, endpoint, fields, &target).await {
             Ok(begun) => break begun,
             // The server had closed it; asking twice does no harm.
             Err(_) if reused => fresh = true,
             Err(error) => return Err(PageError::Broken(error)),
         }
     };
-    if !parts.status.is_success() {
-        return Err(PageError::Status(parts.status));
+    if !head.status.is_success() {
+        return Err(PageError::Status(head.status));
     }
     let mut page = BytesMut::new();
     while let Some(data) = body.data().await {
@@ -110,7 +114,8 @@ pub async fn fetch(
         page.extend_from_slice(&data);
     }
     if let Some(conn) = body.into_idle() {
-        way.pool.put(conn, upstream.settings.pool.idle);
+        way.pool
+            .put(conn, Instant::now(), upstream.settings.pool.idle);
     }
     Ok(page.freeze())
 }
@@ -146,30 +151,32 @@ async fn open(
 async fn exchange(
     conn: Checkout,
     endpoint: &EndpointState,
-    headers: &HeaderMap,
+    fields: &Sent,
     target: &str,
-) -> Result<(response::Parts, UpstreamBody), Failure> {
+) -> Result<(Box<UpstreamHead>, UpstreamBody), Failure> {
     match conn {
         Checkout::Http1(mut conn) => {
-            let head = RequestHead {
+            let head = SentHead {
                 method: &Method::GET,
                 target,
                 host: &endpoint.authority,
-                headers,
+                fields,
+                body: &[],
             };
             let sent = conn.send(head, RequestBody::Whole(None)).await;
-            let parts = sent.map_err(|failed| failed.error)?;
-            Ok((parts, UpstreamBody::Http1(conn)))
+            let head = sent.map_err(|failed| failed.error)?;
+            Ok((head, UpstreamBody::Http1(conn)))
         }
         Checkout::Http2(mut place) => {
             let mut request = Request::new(RequestBody::Whole(None));
-            *request.headers_mut() = headers.clone();
+            *request.headers_mut() = fields.to_map();
             *request.version_mut() = http::Version::HTTP_2;
             *request.uri_mut() =
                 uri(endpoint, target).ok_or(Failure::Malformed("no valid address"))?;
             let sent = place.conn.send(request).await;
             let (parts, body) = sent.map_err(|failed| failed.error)?.into_parts();
-            Ok((parts, UpstreamBody::Http2 { body, place }))
+            let body = UpstreamBody::Http2(Box::new(Stream { body, place }));
+            Ok((Box::new(UpstreamHead::of(&parts)), body))
         }
     }
 }

@@ -9,8 +9,12 @@ use super::EndpointState;
 pub fn pick<'a>(
     endpoints: &'a [Arc<EndpointState>],
     tried: &[Arc<EndpointState>],
-    turn: usize,
+    turn: impl FnOnce() -> usize,
 ) -> Option<&'a Arc<EndpointState>> {
+    if let ([only], []) = (endpoints, tried) {
+        return Some(only);
+    }
+    let turn = turn();
     let count = endpoints.len().max(1);
     let untried = || {
         (0..count)
@@ -49,35 +53,35 @@ mod tests {
     fn least_in_flight_wins_and_ties_go_round() {
         let e = endpoints(3);
         let _busy = e[0].enter();
-        assert!(Arc::ptr_eq(pick(&e, &[], 0).unwrap(), &e[1]));
-        assert!(Arc::ptr_eq(pick(&e, &[], 2).unwrap(), &e[2]));
+        assert!(Arc::ptr_eq(pick(&e, &[], || 0).unwrap(), &e[1]));
+        assert!(Arc::ptr_eq(pick(&e, &[], || 2).unwrap(), &e[2]));
     }
 
     #[test]
     fn an_ejected_endpoint_is_left_out_unless_it_is_all_there_is() {
         let e = endpoints(2);
-        e[0].eject(Duration::from_secs(5));
-        assert!(Arc::ptr_eq(pick(&e, &[], 0).unwrap(), &e[1]));
+        e[0].eject(Duration::from_secs(5), "refused", String::new());
+        assert!(Arc::ptr_eq(pick(&e, &[], || 0).unwrap(), &e[1]));
         assert!(Arc::ptr_eq(
-            pick(&e, &[Arc::clone(&e[1])], 0).unwrap(),
+            pick(&e, &[Arc::clone(&e[1])], || 0).unwrap(),
             &e[0]
         ));
         e[0].restore();
-        assert!(Arc::ptr_eq(pick(&e, &[], 0).unwrap(), &e[0]));
+        assert!(Arc::ptr_eq(pick(&e, &[], || 0).unwrap(), &e[0]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_ejected_endpoint_comes_back_after_its_time() {
         let e = endpoints(2);
-        e[0].eject(Duration::from_secs(5));
+        e[0].eject(Duration::from_secs(5), "refused", String::new());
         tokio::time::advance(Duration::from_millis(5001)).await;
-        assert!(Arc::ptr_eq(pick(&e, &[], 0).unwrap(), &e[0]));
+        assert!(Arc::ptr_eq(pick(&e, &[], || 0).unwrap(), &e[0]));
     }
 
     #[test]
     fn nothing_is_left_when_all_were_tried() {
         let e = endpoints(1);
-        assert!(pick(&e, &[Arc::clone(&e[0])], 7).is_none());
-        assert!(pick(&[], &[], 0).is_none());
+        assert!(pick(&e, &[Arc::clone(&e[0])], || 7).is_none());
+        assert!(pick(&[], &[], || 0).is_none());
     }
 }

@@ -106,10 +106,9 @@ impl Pool {
     }
 
     /// The most recently used connection that still looks alive.
-    pub fn checkout(&self, endpoint: &Arc<EndpointState>) -> Option<Checkout> {
+    pub fn checkout(&self, endpoint: &Arc<EndpointState>, now: Instant) -> Option<Checkout> {
         let mut shelves = self.lock();
         let shelf = shelves.get_mut(&key(endpoint))?;
-        let now = Instant::now();
         while let Some(mut idle) = shelf.idle.pop() {
             if idle.until > now && idle.conn.is_usable() && idle.conn.take() {
                 return Some(Checkout::Http1(idle.conn));
@@ -140,13 +139,13 @@ impl Pool {
         permits.acquire_owned().await.ok()
     }
 
-    /// Keeps an idle connection for the next call, for at most `idle`.
-    pub fn put(&self, conn: Box<Http1>, idle: Duration) {
+    /// Keeps a connection that is idle since `now` for the next call, for at most `idle`.
+    pub fn put(&self, conn: Box<Http1>, now: Instant, idle: Duration) {
         if idle.is_zero() || conn.endpoint.is_wanted() {
             return;
         }
         let idle = Idle {
-            until: Instant::now() + idle,
+            until: now + idle,
             conn,
         };
         self.lock()

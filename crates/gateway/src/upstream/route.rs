@@ -49,6 +49,13 @@ impl Routes {
         }
     }
 
+    /// The same table, with a copy of each upstream.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let copies = self.upstreams.iter().map(|upstream| upstream.copy());
+        Self::new(copies.map(Arc::new).collect(), self.default, self.unknown)
+    }
+
     pub fn upstreams(&self) -> &[Arc<Upstream>] {
         &self.upstreams
     }

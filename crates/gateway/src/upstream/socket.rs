@@ -1,16 +1,18 @@
 //! The socket of one upstream connection.
 
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::coop;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_rustls::client::TlsStream;
 
@@ -37,13 +39,13 @@ pub(super) fn probes(time: Duration, again: Duration) -> TcpKeepalive {
 #[derive(Debug, Default)]
 pub struct Traffic {
     written: AtomicU64,
-    end: OnceLock<End>,
+    end: OnceLock<PeerEnd>,
     lost: AtomicBool,
 }
 
 /// The first that was heard of a connection's end.
 #[derive(Debug)]
-enum End {
+enum PeerEnd {
     /// The peer closed in order (FIN) after it had acknowledged this many of our bytes.
     Closed { acknowledged: u64 },
     /// A reset, or anything else.
@@ -71,7 +73,7 @@ impl Traffic {
     /// that read the request, began to work and then reset the connection looks the same.
     pub fn nothing_accepted_since(&self, mark: u64) -> bool {
         self.written() == mark
-            || matches!(self.end.get(), Some(End::Closed { acknowledged }) if *acknowledged <= mark)
+            || matches!(self.end.get(), Some(PeerEnd::Closed { acknowledged }) if *acknowledged <= mark)
     }
 }
 
@@ -79,12 +81,14 @@ impl Traffic {
 ///
 /// A close by FIN would leave our side in TIME_WAIT: a storm of cancelled calls would use up the ports. A reset also tells the server at
 /// once, even while it is writing. Nothing is lost by it: an exchange is only dropped when its answer is complete or not wanted.
+// In this order: see `call::relay::Relay`.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Socket {
     tcp: TcpStream,
+    watch: Option<Watch>,
     traffic: Arc<Traffic>,
     open: Gauge,
-    watch: Option<Watch>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -156,10 +160,10 @@ impl Socket {
     fn heard(&self, end: Result<(), &io::Error>) {
         self.traffic.end.get_or_init(|| match end {
             // A write to a connection that was reset after its FIN is a broken pipe; without a FIN it is a reset.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => End::Broken,
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => PeerEnd::Broken,
             Ok(()) | Err(_) => match acknowledged(&self.tcp) {
-                Ok(acknowledged) => End::Closed { acknowledged },
-                Err(_) => End::Broken,
+                Ok(acknowledged) => PeerEnd::Closed { acknowledged },
+                Err(_) => PeerEnd::Broken,
             },
         });
     }
@@ -286,6 +290,22 @@ impl UpstreamIo {
         self.socket().watch(Some(Box::pin(clock)))
     }
 
+    /// Nothing can be read: no bytes, no end, no error.
+    pub fn is_quiet(&mut self) -> bool {
+        let io = match self {
+            // What the runtime has not been told of is asked without its task, its budget and its lock.
+            Self::Plain(socket) => return would_block(&socket.tcp.try_read(&mut [0])),
+            Self::Tls(io) => io,
+        };
+        let mut byte = [0];
+        let mut byte = ReadBuf::new(&mut byte);
+        // Without a task's budget: one that is used up would make the read look as if nothing had come.
+        let mut look =
+            coop::unconstrained(poll_fn(|cx| Pin::new(&mut **io).poll_read(cx, &mut byte)));
+        let mut cx = Context::from_waker(Waker::noop());
+        Pin::new(&mut look).poll(&mut cx).is_pending()
+    }
+
     /// Whether the other end of an idle connection is there, as far as its machine has answered probes. Asked some times a second.
     pub fn is_there(&mut self) -> bool {
         self.socket().is_there()
@@ -302,6 +322,10 @@ impl UpstreamIo {
             Self::Tls(tls) => tls.get_ref().0.traffic(),
         }
     }
+}
+
+fn would_block(read: &io::Result<usize>) -> bool {
+    matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 macro_rules! either {

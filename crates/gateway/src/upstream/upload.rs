@@ -3,31 +3,18 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Body;
-use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
+
+use super::arriving::Arriving;
 
 /// The client must send at least this much in each `stall`, or the rest of its body.
 pub const PROGRESS_BYTES: usize = 1024;
-
-/// Whether a client's request has come to its end: what it sends from there on is another one.
-#[derive(Clone, Debug, Default)]
-pub struct Received(Arc<AtomicBool>);
-
-impl Received {
-    pub fn set(&self, whole: bool) {
-        self.0.store(whole, Ordering::Relaxed);
-    }
-
-    pub fn is_whole(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// When a part of a body that is being sent was last on its way.
 #[derive(Clone, Debug)]
@@ -55,9 +42,8 @@ impl Progress {
 /// Never sent twice. A client that stops sending ends it: its call holds a slot.
 #[derive(Debug)]
 pub struct Streamed {
-    body: Box<Incoming>,
+    body: Box<Arriving>,
     stall: Duration,
-    received: Received,
     sent: Progress,
     /// Bytes since the timer was set.
     progress: usize,
@@ -85,11 +71,10 @@ impl fmt::Display for UploadError {
 impl std::error::Error for UploadError {}
 
 impl Streamed {
-    pub fn new(body: Incoming, stall: Duration, received: Received) -> Self {
+    pub fn new(body: Arriving, stall: Duration) -> Self {
         Self {
             body: Box::new(body),
             stall,
-            received,
             sent: Progress::new(),
             progress: 0,
             timer: None,
@@ -121,16 +106,10 @@ impl Streamed {
                     if self.progress >= PROGRESS_BYTES {
                         self.timer = None;
                     }
-                    if self.body.is_end_stream() {
-                        self.received.set(true);
-                    }
                     return Poll::Ready(Some(Ok(data)));
                 }
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Some(Err(UploadError::Broken))),
-                Poll::Ready(None) => {
-                    self.received.set(true);
-                    return Poll::Ready(None);
-                }
+                Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => {}
             }
             if self.timer.is_none() {

@@ -3,15 +3,17 @@
 use tidegate_wire::{Facts, Usage, UsageSource};
 
 /// Reads usage off the answer as it passes.
+// In this order: what each chunk touches stands first.
+#[repr(C)]
 #[derive(Debug, Default)]
 pub struct Meter {
-    reported: Option<Usage>,
+    events: u64,
     deltas: u64,
     /// Of those, the ones that came after the last report of output.
     unreported: u64,
-    events: u64,
     /// Deltas seen when the wait ended.
     at_left: Option<u64>,
+    reported: Option<Usage>,
 }
 
 /// The numbers and their standing.

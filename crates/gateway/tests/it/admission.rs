@@ -159,25 +159,31 @@ async fn a_slot_is_held_to_the_last_byte_over_all_workers() {
         only(c).queue = 100;
     });
     let body = stream(json!({"tokens": 20, "pace_ms": 4}));
-    let mut clients = Vec::new();
-    for _ in 0..40 {
-        clients.push(gate.post(CHAT, &body).await);
+    let begun = async || {
+        let mut clients = Vec::new();
+        for _ in 0..40 {
+            clients.push(gate.post(CHAT, &body).await);
+        }
+        clients
+    };
+    for mut client in begun().await {
+        client.final_head().await.expect("head");
+        client.all_events().await.expect("events");
     }
-    for (i, mut client) in clients.into_iter().enumerate() {
-        // Every fifth leaves in the middle: its slot goes to another.
+    assert_eq!(up.truth().max_running, 4);
+    for (i, mut client) in begun().await.into_iter().enumerate() {
+        client.final_head().await.expect("head");
+        // Every fifth leaves in the middle: its slot goes to another, perhaps before the upstream has looked at its end.
         if i % 5 == 0 {
-            client.final_head().await.expect("head");
             client.events(2).await.expect("events");
             client.leave_rst().expect("left");
         } else {
-            client.final_head().await.expect("head");
             client.all_events().await.expect("events");
         }
     }
-    assert_eq!(up.truth().max_running, 4);
     gate.settled(&up).await;
-    assert_eq!(gate.metric("started_total", &[]), 40.0);
-    assert_eq!(gate.metric("ended_total", &[]), 40.0);
+    assert_eq!(gate.metric("started_total", &[]), 80.0);
+    assert_eq!(gate.metric("ended_total", &[]), 80.0);
 }
 
 /// Every way to end gives the slot back: three run after all of them, and a fourth waits.
@@ -343,6 +349,45 @@ async fn c121_a_cancelled_call_keeps_its_slot_for_the_settle_time() {
     assert_eq!(gate.metric("queued", &[]), 1.0);
     assert_eq!(next.final_head().await.expect("head").status, 200);
     gate.settled(&up).await;
+}
+
+/// Who waits in vain behind calls whose clients have gone is told so, and not that the server is busy.
+#[tokio::test]
+async fn the_end_of_the_wait_says_when_leftovers_hold_all_slots() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(2);
+        only(c).settle = Duration::from_secs(60);
+        only(c).timeouts.queue = Duration::from_millis(200);
+    });
+    let mut left = [
+        gate.post(CHAT, &endless()).await,
+        gate.post(CHAT, &endless()).await,
+    ];
+    for client in &mut left {
+        client.final_head().await.expect("head");
+    }
+    let [first, second] = left;
+    first.leave_rst().expect("left");
+    gate.eventually("it lingers", |g| g.metric("lingering", &[]) == 1.0)
+        .await;
+    let turned_away = async |reason: &str, words: &str| {
+        let mut next = gate.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(next.final_head().await.expect("head").status, 503);
+        let (body, _) = next.rest().await.expect("body");
+        let body: Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(body["error"]["code"], reason, "{body}");
+        let message = body["error"]["message"].as_str().expect("words");
+        assert!(message.contains(words), "{message}");
+        assert_eq!(gate.metric("refusals_total", &[("reason", reason)]), 1.0);
+    };
+    turned_away("queue", "no slot became free in time; nothing").await;
+    second.leave_rst().expect("left");
+    gate.eventually("both linger", |g| g.metric("lingering", &[]) == 2.0)
+        .await;
+    turned_away("leftover_queue", "calls whose clients have gone hold").await;
+    assert_eq!(gate.metric("timeouts_total", &[("tier", "queue")]), 2.0);
+    assert!(gate.metric("oldest_lingering_seconds", &[]) > 0.2);
 }
 
 /// SDKs say how often they have tried; it is in the log.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate_rig::{BodyEnd, FakeUpstream, RawClient, Script};
 
-use crate::support::{CHAT, SOON, eventually, stream, upstream, whole};
+use crate::support::{CHAT, SOON, eventually, stream, tick, upstream, whole};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tidegate");
 
@@ -102,6 +102,21 @@ impl Program {
         assert!(status.expect("kill").success());
     }
 
+    /// Waits until it serves, or has ended; whether it serves.
+    pub(crate) async fn starts(&mut self) -> bool {
+        let end = tokio::time::Instant::now() + SOON;
+        loop {
+            if self.err().contains("ready listen=") {
+                return true;
+            }
+            if self.child.try_wait().expect("waited").is_some() {
+                return false;
+            }
+            assert!(tokio::time::Instant::now() < end, "{}", self.err());
+            tick().await;
+        }
+    }
+
     /// Kills it and waits until it is gone.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("killed");
@@ -119,7 +134,7 @@ impl Program {
                 "it does not end:\n{}",
                 self.err()
             );
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tick().await;
         }
     }
 }
@@ -166,6 +181,7 @@ async fn the_smallest_start_serves_and_a_signal_ends_it() {
         let mut client = post(addr, &stream(json!({"tokens": 3}))).await;
         assert_eq!(client.final_head().await.expect("head").status, 200);
         assert_eq!(client.all_events().await.expect("events").1, BodyEnd::Clean);
+        program.says("config=\"from flags\" upstreams=1").await;
         program.signal(signal);
         assert_eq!(program.exit().await, 0);
         let line: Value = serde_json::from_str(program.out().trim()).expect("one line");
@@ -342,7 +358,7 @@ async fn c124_full_pipes_hold_up_neither_calls_nor_the_end() {
     }
 }
 
-fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
+pub(crate) fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::new(PROGRAM);
     command
         .args(arguments)

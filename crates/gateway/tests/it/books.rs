@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use tidegate_rig::{Event, PeerEnd, Script};
 
 use crate::support::{
-    CHAT, Gate, MESSAGES, RESPONSES, SOON, ask, eventually, gateway, only, stream, upstream, whole,
+    CHAT, Gate, MESSAGES, RESPONSES, SOON, ask, eventually, gateway, only, slots, stream, upstream,
+    whole,
 };
 
 async fn run(gate: &Gate, path: &str, body: &Value) -> Vec<Event> {
@@ -200,6 +201,77 @@ async fn both_ends_of_a_call_are_written_in_their_order() {
         );
     }
     assert!(!line.to_string().contains("\"hi\""), "no prompt in the log");
+}
+
+/// Steps that happen at once share a moment; those that something was waited for between do not.
+#[tokio::test]
+async fn each_step_of_a_whole_answer_has_its_own_moment() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| only(c).slots = slots(1));
+    let body = json!({"text": "{\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}"});
+    let pieces = json!([{"text": " ", "pause_ms": 30}, body]);
+    let json = json!([["content-type", "application/json"]]);
+    let slow = whole(json!({"delay_ms": 300, "body": {"pieces": pieces}, "headers": json}));
+    let mut one = gate.post(CHAT, &slow).await;
+    let mut two = gate.post(CHAT, &slow).await;
+    eventually("one is queued", || gate.metric("queued", &[]) == 1.0).await;
+    for client in [&mut one, &mut two] {
+        client.final_head().await.expect("head");
+        client.rest().await.expect("body");
+    }
+    gate.settled(&up).await;
+    let lines = gate.stop();
+    let at = |line: &Value, name: &str| {
+        let at = line[name].as_f64();
+        at.unwrap_or_else(|| panic!("{name}: {line}"))
+    };
+    let mut queued_for = Vec::new();
+    for line in &lines {
+        let at = |name| at(line, name);
+        let order = [
+            "received_ms",
+            "queued_ms",
+            "admitted_ms",
+            "sent_ms",
+            "head_ms",
+            "first_byte_ms",
+            "work_ended_ms",
+            "wait_ended_ms",
+            "settled_ms",
+        ];
+        for pair in order.windows(2) {
+            assert!(at(pair[0]) <= at(pair[1]), "{pair:?}: {line}");
+        }
+        assert!(at("head_ms") - at("sent_ms") >= 299.0, "{line}");
+        assert!(at("work_ended_ms") - at("sent_ms") >= 329.0, "{line}");
+        assert_eq!(at("work_ended_ms"), at("settled_ms"), "{line}");
+        queued_for.push(at("admitted_ms") - at("queued_ms"));
+    }
+    queued_for.sort_by(f64::total_cmp);
+    assert_eq!(queued_for[0], 0.0, "it had its slot at once: {lines:?}");
+    assert!(queued_for[1] > 0.0, "it waited for the other: {lines:?}");
+}
+
+/// Who got no slot has asked for it when it came, not when it gave up.
+#[tokio::test]
+async fn the_queue_of_a_call_without_a_slot_begins_when_it_asks() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| {
+        only(c).slots = slots(1);
+        only(c).timeouts.queue = Duration::from_millis(200);
+    });
+    let holds = gate.post(CHAT, &stream(json!({"end": "never"}))).await;
+    eventually("it has the slot", || gate.metric("running", &[]) == 1.0).await;
+    let mut waits = gate.post(CHAT, &whole(json!({}))).await;
+    assert_eq!(waits.final_head().await.expect("head").status, 503);
+    let line = gate.line_of(waits.local_addr().expect("an address")).await;
+    let at = |name: &str| {
+        line[name]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{name}: {line}"))
+    };
+    assert!(at("wait_ended_ms") - at("queued_ms") >= 199.0, "{line}");
+    drop(holds);
 }
 
 #[tokio::test]

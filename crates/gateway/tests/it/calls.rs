@@ -9,8 +9,8 @@ use tidegate_rig::{FakeUpstream, RawClient, Script};
 
 use crate::h2::Client as H2Client;
 use crate::support::{
-    CANCEL, CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, ask, gateway, only, slots, stream,
-    upstream, whole,
+    CANCEL, CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, ask, deaf, endpoint, gateway, only,
+    slots, stream, upstream, whole,
 };
 
 /// A request on the admin port: status and body.
@@ -51,6 +51,94 @@ pub(crate) async fn the_call(gate: &Gate, what: &str, holds: impl Fn(&Value) -> 
         );
         tokio::task::yield_now().await;
     }
+}
+
+/// At three in the morning: one look says which server is gone, since when and why, and who waits for the other.
+#[tokio::test]
+async fn upstreams_and_endpoints_are_shown_with_what_they_last_failed_with() {
+    let up = upstream(Script::default()).await;
+    let (closed, gone) = deaf();
+    drop(closed);
+    let gate = gateway(&up, |c| {
+        with_admin(c);
+        only(c).slots = slots(2);
+        only(c).queue = 3;
+        only(c).endpoints.push(endpoint(gone));
+    });
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(gate.post(CHAT, &endless()).await);
+    }
+    gate.eventually("one waits", |g| g.metric("queued", &[]) == 1.0)
+        .await;
+    for client in &mut held[..2] {
+        client.final_head().await.expect("head");
+    }
+    for path in ["/admin/upstreams", "/admin/calls"] {
+        let (status, body) = admin(&gate, "GET", path).await;
+        assert_eq!(status, 200);
+        let [row] = &body["upstreams"].as_array().expect("a list")[..] else {
+            panic!("{body}")
+        };
+        let name = only(&mut gate.config()).name.clone();
+        assert_eq!(row["name"], name);
+        for (what, is) in [
+            ("slots", 2),
+            ("running", 2),
+            ("queue", 3),
+            ("queued", 1),
+            ("lingering", 0),
+        ] {
+            assert_eq!(row[what], is, "{what}: {row}");
+        }
+        let [here, away] = &row["endpoints"].as_array().expect("a list")[..] else {
+            panic!("{row}")
+        };
+        assert_eq!(here["endpoint"], up.addr().to_string());
+        assert_eq!(
+            (&here["connections"], &here["last_error"]),
+            (&json!(2), &json!(null))
+        );
+        assert_eq!(away["endpoint"], gone.to_string());
+        assert_eq!(away["last_error"]["reason"], "refused");
+        let why = away["last_error"]["error"].as_str().expect("words");
+        assert!(why.contains("Connection refused"), "{why}");
+        let (out, last) = (&away["left_out_seconds"], &away["last_error"]["seconds"]);
+        assert!(out.as_f64() >= last.as_f64() && last.is_number(), "{away}");
+    }
+    drop(held);
+    gate.settled(&up).await;
+}
+
+/// For who wants his balancer to know; who does not ask for it is told of the gateway alone.
+#[tokio::test]
+async fn readiness_can_be_asked_with_the_model_servers() {
+    let up = upstream(Script::default()).await;
+    let (closed, gone) = deaf();
+    drop(closed);
+    let dead = gateway(&up, |c| {
+        with_admin(c);
+        only(c).endpoints = vec![endpoint(gone)];
+    });
+    assert_eq!(admin(&dead, "GET", "/readyz").await.0, 200);
+    let address = dead.gateway.admin_addr().expect("an admin port");
+    let mut client = RawClient::connect(address).await.expect("connected");
+    client
+        .request("GET", "/readyz?upstreams", &[], b"")
+        .await
+        .expect("sent");
+    assert_eq!(client.final_head().await.expect("head").status, 503);
+    let (body, _) = client.rest().await.expect("body");
+    let body = String::from_utf8_lossy(&body);
+    assert!(
+        body.contains(&format!("{gone}: Connection refused")),
+        "{body}"
+    );
+    let half = gateway(&up, |c| {
+        with_admin(c);
+        only(c).endpoints.insert(0, endpoint(gone));
+    });
+    assert_eq!(admin(&half, "GET", "/readyz?upstreams").await.0, 200);
 }
 
 pub(crate) fn with_admin(c: &mut Config) {

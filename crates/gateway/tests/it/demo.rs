@@ -23,6 +23,17 @@ async fn the_demo_lists_the_model_that_it_tells_of_and_whole_answers_have_usage(
     };
     eventually("it tells where it is", || find().is_some()).await;
     let at = find().expect("seen");
+    let said = demo.err();
+    let line = said.lines().find(|line| line.contains(" calls --admin "));
+    // As it is printed: where it was built it is in no PATH.
+    let mut words = line.expect("told").split_whitespace();
+    let mut calls = Command::new(words.next().expect("a program"));
+    let calls = calls.args(words).output().expect("it runs");
+    let shown = String::from_utf8_lossy(&calls.stdout);
+    assert!(
+        shown.starts_with("UPSTREAM") && shown.contains("\nID "),
+        "{shown}"
+    );
     let ask = async |method: &str, path: &str, body: &str| -> Value {
         let mut client = RawClient::connect(at).await.expect("accepted");
         let sent = client.request(method, path, &[], body.as_bytes());

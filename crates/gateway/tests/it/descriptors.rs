@@ -146,3 +146,93 @@ async fn c93_no_socket_for_an_upstream_is_our_own_lack() {
     assert_eq!(program.exit().await, 0);
     assert_eq!(program.err().matches("no socket left").count(), 1);
 }
+
+/// The names are those of every other program, so that one page shows all.
+#[tokio::test]
+async fn a_process_shows_what_it_uses() {
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let before = now().expect("after 1970").as_secs_f64();
+    let up = upstream(Script::default()).await;
+    let mut program = with_few(&up);
+    let addr = program.address("listen=").await;
+    let version = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\" config=\"");
+    program.says(version).await;
+    program.says("/tidegate.toml\" upstreams=1").await;
+    let value = |text: &str, name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in\n{text}"));
+        line.trim().parse().expect("a number")
+    };
+    let text = metrics(&program).await;
+    assert!(text.contains(concat!(
+        "\ntidegate_build_info{version=\"",
+        env!("CARGO_PKG_VERSION"),
+        "\"} 1\n"
+    )));
+    assert_eq!(value(&text, "process_max_fds "), 64.0);
+    let start = value(&text, "process_start_time_seconds ");
+    let after = now().expect("after 1970").as_secs_f64();
+    // The kernel tells its own start in whole seconds.
+    assert!(
+        before - 2.0 < start && start < after + 2.0,
+        "{before} {start} {after}"
+    );
+    let memory = value(&text, "process_resident_memory_bytes ");
+    assert!(memory > 1e6 && memory < value(&text, "process_virtual_memory_bytes "));
+    assert!(value(&text, "process_cpu_seconds_total ") < after - before + 2.0);
+    let open = value(&text, "process_open_fds ");
+    assert!(open > 5.0 && open < 64.0, "{open}");
+    let held = [post(addr, &endless()).await, post(addr, &endless()).await];
+    up.wait_for(|t| t.running == 2, SOON)
+        .await
+        .expect("both run");
+    // Theirs, and those upstream; an earlier look at this page may have one for a moment more.
+    let end = tokio::time::Instant::now() + SOON;
+    while value(&metrics(&program).await, "process_open_fds ") != open + 4.0 {
+        assert!(tokio::time::Instant::now() < end);
+    }
+    drop(held);
+    program.signal("TERM");
+    assert_eq!(program.exit().await, 0);
+}
+
+/// Where the table has to grow, everything that opens a socket waits for it. The kernel says how large it is.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_table_is_made_once_for_all_that_may_come() {
+    let up = upstream(Script::default()).await;
+    let folder = folder();
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+        .args(["--slots", "300", "--upstream"])
+        .arg(format!("http://{}", up.addr()))
+        .stdin(Stdio::null());
+    let program = Program::start(command, folder);
+    program.address("listen=").await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid()));
+    let status = status.expect("it runs");
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+    let size: u64 = size.and_then(|n| n.trim().parse().ok()).expect("a number");
+    let limit = rlimit::Resource::NOFILE.get_hard().expect("a limit");
+    assert!(size >= limit.min(10_300), "{size} places, limit {limit}");
+}
+
+/// An address of somebody else's is not cured by another port.
+#[test]
+fn an_address_that_is_not_this_machines_is_said_so() {
+    let given = ["--upstream", "http://127.0.0.1:9", "--listen"];
+    let output = Command::new(PROGRAM)
+        .arg("serve")
+        .args(given)
+        .args(["192.0.2.1:8080", "--allow-unauthenticated"])
+        .output()
+        .expect("it runs");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("192.0.2.1:8080") && err.contains("no such address"),
+        "{err}"
+    );
+    assert!(!err.contains("free the port"), "{err}");
+}

@@ -38,7 +38,16 @@ impl Client {
     pub(crate) async fn over(
         io: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     ) -> Self {
+        Self::with_window(io, 65_535).await
+    }
+
+    /// Each of its streams may be sent so many bytes before it is read.
+    pub(crate) async fn with_window(
+        io: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+        window: u32,
+    ) -> Self {
         let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(window)
             // One unread stream must not use up the credit of the others: that would be the client's own doing.
             .initial_connection_window_size(1 << 20)
             .handshake(io)

@@ -15,6 +15,8 @@ async fn refused(client: &mut RawClient, status: u16, what: &str) {
     );
     assert_eq!(head.header("x-should-retry"), Some("false"), "{what}");
     assert!(head.header("x-request-id").is_some(), "{what}");
+    let date = head.header("date").map(httpdate::parse_http_date);
+    assert!(date.is_some_and(|date| date.is_ok()), "{what}");
     let (body, end) = client.rest().await.expect("body");
     assert_eq!(end, BodyEnd::Clean, "{what}");
     let json: Value = serde_json::from_slice(&body).expect("json");
@@ -65,4 +67,21 @@ async fn a_malformed_head_after_a_good_request_is_told_so_too() {
         refused(&mut client, 400, "second").await;
     }
     gate.settled(&up).await;
+}
+
+/// Each of its words would be compared with each field.
+#[tokio::test]
+async fn a_connection_field_of_too_many_words_is_refused() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let head = |words: usize| {
+        let words = vec!["x-hop"; words].join(", ");
+        format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: {words}\r\n\r\n")
+    };
+    let mut client = gate.client().await;
+    client.send(head(64)).await.expect("sent");
+    assert_eq!(client.final_head().await.expect("head").status, 200);
+    client.rest().await.expect("body");
+    client.send(head(65)).await.expect("sent");
+    refused(&mut client, 400, "65 words").await;
 }

@@ -35,6 +35,8 @@ pub(crate) fn gateway(up: &FakeUpstream, change: impl FnOnce(&mut Config)) -> Ga
 /// As [`gateway`], in front of any address.
 pub(crate) fn gateway_at(address: SocketAddr, change: impl FnOnce(&mut Config)) -> Gate {
     let mut config = Config::one_upstream(endpoint(address));
+    // A fake stops as it was told to.
+    only(&mut config).stops_known = true;
     config.server.listen = LOCALHOST;
     config.server.workers = NonZeroUsize::new(2).expect("two");
     config.admin.listen = None;
@@ -172,6 +174,7 @@ impl Gate {
             "lingering",
             "attended",
             "request_bodies_bytes",
+            "answers_bytes",
         ];
         gauges
             .iter()
@@ -228,7 +231,7 @@ pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-async fn tick() {
+pub(crate) async fn tick() {
     tokio::time::sleep(Duration::from_millis(2)).await;
 }
 

@@ -18,7 +18,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::http2::Client;
 use crate::support::{
-    CHAT, Gate, LOCALHOST, SOON, endpoint, gateway, only, stream, upstream, whole,
+    CHAT, Gate, LOCALHOST, SOON, ask, endpoint, gateway, only, stream, upstream, whole,
 };
 
 /// A certificate for `localhost` and its key, as files.
@@ -46,7 +46,20 @@ pub(crate) fn pair() -> Pair {
     pair
 }
 
-fn serve_tls(config: &mut Config, pair: &Pair) {
+/// One whose time is up at the third of February of `year`.
+fn pair_until(year: i32) -> Pair {
+    let pair = pair();
+    let names = ["localhost".to_owned()];
+    let mut params = rcgen::CertificateParams::new(names).expect("a name");
+    params.not_after = rcgen::date_time_ymd(year, 2, 3);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let cert = params.self_signed(&key).expect("a certificate");
+    std::fs::write(&pair.cert, cert.pem()).expect("written");
+    std::fs::write(&pair.key, key.serialize_pem()).expect("written");
+    pair
+}
+
+pub(crate) fn serve_tls(config: &mut Config, pair: &Pair) {
     config.server.tls = Some(ServerTls {
         cert_file: pair.cert.clone(),
         key_file: pair.key.clone(),
@@ -57,7 +70,19 @@ fn cert(path: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(path).expect("PEM")
 }
 
-async fn connect(gate: &Gate, trusted: &Path, alpn: &str) -> std::io::Result<TlsStream<TcpStream>> {
+pub(crate) async fn connect(
+    gate: &Gate,
+    trusted: &Path,
+    alpn: &str,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    over(TcpStream::connect(gate.addr()).await?, trusted, alpn).await
+}
+
+pub(crate) async fn over(
+    tcp: TcpStream,
+    trusted: &Path,
+    alpn: &str,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(cert(trusted)).expect("a root");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -67,7 +92,6 @@ async fn connect(gate: &Gate, trusted: &Path, alpn: &str) -> std::io::Result<Tls
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
-    let tcp = TcpStream::connect(gate.addr()).await?;
     let name = ServerName::try_from("localhost").expect("a name");
     TlsConnector::from(Arc::new(config))
         .connect(name, tcp)
@@ -104,6 +128,45 @@ async fn the_front_speaks_both_versions_by_alpn() {
     assert_eq!(client.post(CHAT, &stream(json!({}))).await.0, 200);
     drop(client);
     gate.settled(&up).await;
+}
+
+/// The end of the certificate that is served is in the scrape, and follows a reload that is taken.
+#[tokio::test]
+async fn the_end_of_the_certificate_is_shown() {
+    const NAME: &str = "certificate_expiry_timestamp_seconds";
+    let up = upstream(Script::default()).await;
+    let plain = gateway(&up, |_| {});
+    let shown = plain.gateway.metrics.encode();
+    assert!(!shown.contains(&format!("{NAME}{{")), "none is served");
+    let (old, new) = (pair(), pair_until(2031));
+    let mut running = None;
+    let gate = gateway(&up, |c| {
+        serve_tls(c, &old);
+        running = Some(c.clone());
+    });
+    let file = |pair: &Pair| pair.cert.display().to_string();
+    // What `date -u +%s` says for the end of year 4095, which is what `pair` has, and for the one above.
+    assert_eq!(
+        gate.metric(NAME, &[("file", &file(&old))]),
+        67_090_118_400.0
+    );
+    let mut config = running.expect("configured");
+    serve_tls(&mut config, &new);
+    gate.gateway.reload(config.clone()).expect("it is good");
+    let later = 1_927_843_200.0;
+    assert_eq!(gate.metric(NAME, &[("file", &file(&new))]), later);
+    assert_eq!(gate.metric(NAME, &[]), later, "the old one is not served");
+    serve_tls(
+        &mut config,
+        &Pair {
+            cert: old.cert,
+            key: new.key,
+        },
+    );
+    gate.gateway
+        .reload(config)
+        .expect_err("they do not go together");
+    assert_eq!(gate.metric(NAME, &[]), later, "nor is a bad one");
 }
 
 /// A new certificate is for new connections; a bad one changes nothing.
@@ -158,13 +221,137 @@ async fn c118_a_handshake_that_stops_is_ended_by_its_own_limit() {
         g.metric("connections_ended_total", &[("reason", "tls")]) == 2.0
     })
     .await;
-    let mut plain = gate.client().await;
-    plain.send("GET / HTTP/1.1\r\n\r\n").await.expect("sent");
-    assert_ne!(
-        plain.closed(SOON).await,
-        Closed::Open,
-        "plain HTTP is no TLS"
+}
+
+/// It is told in the words that it understands, and nothing of it is served.
+#[tokio::test]
+async fn plain_http_on_the_tls_port_is_told_to_use_https() {
+    let (up, pair) = (upstream(Script::default()).await, pair());
+    let gate = gateway(&up, |c| serve_tls(c, &pair));
+    let long = ask(json!({"padding": "x".repeat(300_000)}));
+    for body in [whole(json!({})), long] {
+        let mut plain = gate.post(CHAT, &body).await;
+        let head = plain.final_head().await.expect("a head");
+        assert_eq!(head.status, 400);
+        let (said, _) = plain.rest().await.expect("a body");
+        let said: serde_json::Value = serde_json::from_slice(&said).expect("JSON");
+        assert_eq!(said["error"]["code"], "tls_required");
+        let words = said["error"]["message"].as_str().expect("words");
+        assert!(words.contains("use https://"), "{words}");
+        assert_eq!(plain.closed(SOON).await, Closed::Fin);
+    }
+    gate.eventually("counted", |g| {
+        g.metric("connections_ended_total", &[("reason", "plain_http")]) == 2.0
+    })
+    .await;
+    assert_eq!(up.truth().calls_begun, 0);
+}
+
+/// What is said above the limit is said in clear text, or not at all.
+#[tokio::test]
+async fn a_tls_client_above_the_limit_is_sent_nothing_in_clear_text() {
+    let (up, pair) = (upstream(Script::default()).await, pair());
+    let gate = gateway(&up, |c| {
+        serve_tls(c, &pair);
+        c.server.connections_max = 1;
+    });
+    let first = connect(&gate, &pair.cert, "http/1.1").await.expect("in");
+    let mut second = TcpStream::connect(gate.addr()).await.expect("accepted");
+    let mut read = Vec::new();
+    let end = tokio::time::timeout(SOON, second.read_to_end(&mut read)).await;
+    end.expect("in time").expect("closed");
+    assert!(read.is_empty(), "{}", String::from_utf8_lossy(&read));
+    let refused = gate.metric(
+        "connections_refused_total",
+        &[("reason", "connections_max")],
     );
+    assert_eq!(refused, 1.0);
+    drop(first);
+}
+
+/// All that comes until the gateway has closed the connection with a goodbye: its end is not to look like a cut.
+async fn to_its_end(tls: &mut TlsStream<TcpStream>) -> Vec<u8> {
+    let mut read = Vec::new();
+    let end = tokio::time::timeout(SOON, tls.read_to_end(&mut read)).await;
+    end.expect("in time").expect("closed with a goodbye");
+    read
+}
+
+/// Whichever limit of a connection ends it.
+#[tokio::test]
+async fn a_connection_that_the_gateway_ends_is_closed_with_a_goodbye() {
+    let (up, pair) = (upstream(Script::default()).await, pair());
+    let gate = gateway(&up, |c| {
+        serve_tls(c, &pair);
+        only(c).timeouts.request_head = Duration::from_millis(300);
+        c.server.keep_alive = Duration::from_millis(300);
+    });
+    let get = "GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    // GET / at localhost, of the static table.
+    let head = b"\0\0\x0e\x01\x05\0\0\0\x01\x82\x84\x86\x41\x09localhost";
+    let cases: [(&str, &[u8], &str); 7] = [
+        ("http/1.1", b"", "request_head"),
+        ("http/1.1", &get.as_bytes()[..20], "request_head"),
+        ("http/1.1", get.as_bytes(), "keep_alive"),
+        ("h2", b"", "request_head"),
+        ("h2", &preface[..10], "request_head"),
+        ("h2", preface, "request_head"),
+        ("h2", &[&preface[..], head].concat(), "keep_alive"),
+    ];
+    for (n, (alpn, sent, end)) in cases.into_iter().enumerate() {
+        let mut tls = connect(&gate, &pair.cert, alpn).await.expect("a handshake");
+        tls.write_all(sent).await.expect("sent");
+        to_its_end(&mut tls).await;
+        let ends = |g: &Gate| g.metric("connections_ended_total", &[]) as usize == n + 1;
+        gate.eventually("it has ended", ends).await;
+        let of = cases[..=n].iter().filter(|case| case.2 == end).count();
+        assert_eq!(ended_by(&gate, end), of, "{alpn} {sent:?}");
+    }
+}
+
+fn ended_by(gate: &Gate, reason: &str) -> usize {
+    gate.metric("connections_ended_total", &[("reason", reason)]) as usize
+}
+
+/// What is cut tells so by its framing.
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_closed_with_a_goodbye() {
+    let (up, pair) = (upstream(Script::default()).await, pair());
+    let gate = gateway(&up, |c| serve_tls(c, &pair));
+    let mut tls = connect(&gate, &pair.cert, "http/1.1")
+        .await
+        .expect("a handshake");
+    let body = stream(json!({"end": "fin", "end_at": 5})).to_string();
+    let request = tidegate_rig::raw::request_bytes("POST", CHAT, &[], body.as_bytes());
+    tls.write_all(&request).await.expect("sent");
+    let read = to_its_end(&mut tls).await;
+    assert!(read.starts_with(b"HTTP/1.1 200") && !read.ends_with(b"0\r\n\r\n"));
+}
+
+/// A body that ends with its connection can only be broken by a reset.
+#[tokio::test]
+async fn an_answer_to_an_old_client_that_breaks_off_has_no_goodbye() {
+    let (up, pair) = (upstream(Script::default()).await, pair());
+    let gate = gateway(&up, |c| serve_tls(c, &pair));
+    let mut tls = connect(&gate, &pair.cert, "http/1.1")
+        .await
+        .expect("a handshake");
+    let long = json!({
+        "headers": [["content-type", "application/json"]],
+        "body": {"pieces": [{"text": "x".repeat(1000), "times": 1000}]},
+        "end": "fin", "end_at": 800,
+    });
+    let body = whole(long).to_string();
+    let request = tidegate_rig::raw::request_bytes("POST", CHAT, &[], body.as_bytes());
+    let request = String::from_utf8(request)
+        .expect("text")
+        .replace("HTTP/1.1", "HTTP/1.0");
+    tls.write_all(request.as_bytes()).await.expect("sent");
+    let mut read = Vec::new();
+    let end = tokio::time::timeout(SOON, tls.read_to_end(&mut read)).await;
+    let end = end.expect("in time").expect_err("no goodbye");
+    assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
 /// TLS in front of a fake upstream.
@@ -227,6 +414,43 @@ async fn an_upstream_is_trusted_by_its_ca_file_and_by_its_name() {
     task.abort();
 }
 
+/// What the operator reads is what to do, not what the library calls it.
+#[tokio::test]
+async fn a_server_whose_certificate_is_not_trusted_is_told_of_in_words() {
+    let (up, plain, authority) = (upstream(Script::default()).await, pair(), pair());
+    let mut params = rcgen::CertificateParams::new(["localhost".to_owned()]).expect("a name");
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let cert = params.self_signed(&key).expect("a certificate");
+    std::fs::write(&authority.cert, cert.pem()).expect("written");
+    std::fs::write(&authority.key, key.serialize_pem()).expect("written");
+    for (server, trusted, words) in [
+        (&plain, None, "nobody whom this machine trusts signed"),
+        (
+            &authority,
+            Some(&authority),
+            "that of an authority (self-signed?)",
+        ),
+    ] {
+        let (port, task) = tls_front(&up, server).await;
+        let gate = gateway(&up, |c| {
+            crate::calls::with_admin(c);
+            let to = only(c);
+            to.endpoints =
+                vec![Endpoint::parse(&format!("https://localhost:{port}")).expect("an endpoint")];
+            to.tls.ca_file = trusted.map(|pair| pair.cert.clone());
+        });
+        let mut client = gate.post(CHAT, &whole(json!({}))).await;
+        assert_eq!(client.final_head().await.expect("head").status, 502);
+        let (_, shown) = crate::calls::admin(&gate, "GET", "/admin/upstreams").await;
+        let error = &shown["upstreams"][0]["endpoints"][0]["last_error"];
+        let why = error["error"].as_str().expect("words");
+        assert!(why.contains(words) && why.contains("tls.ca_file"), "{why}");
+        assert_eq!(error["reason"], "tls");
+        task.abort();
+    }
+}
+
 /// Calls share connections over TLS as well, and a client that leaves ends its own.
 #[tokio::test]
 async fn tls_connections_are_kept_and_cancelled_like_plain_ones() {
@@ -262,20 +486,98 @@ async fn tls_connections_are_kept_and_cancelled_like_plain_ones() {
     task.abort();
 }
 
+/// What `check` says.
+fn told(cert: &Path, key: &Path) -> Result<(), String> {
+    let mut config = Config::one_upstream(endpoint("127.0.0.1:9".parse().expect("an address")));
+    config.server.tls = Some(ServerTls {
+        cert_file: cert.to_owned(),
+        key_file: key.to_owned(),
+    });
+    tidegate::app::check(&config).map_err(|error| error.to_string())
+}
+
+/// Keys and certificates as an operator makes them with OpenSSL.
+const OPENSSL: [&str; 9] = [
+    "req -x509 -newkey rsa:2048 -nodes -keyout good.key -out good.crt -subj /CN=a",
+    "req -x509 -newkey rsa:1024 -nodes -keyout short.key -out short.crt -subj /CN=a",
+    "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-521 -nodes -keyout p521.key -out p521.crt -subj /CN=a",
+    "req -x509 -newkey ed448 -nodes -keyout ed448.key -out ed448.crt -subj /CN=a",
+    "pkey -in good.key -aes256 -passout pass:x -out pkcs8.key",
+    "rsa -in good.key -traditional -aes256 -passout pass:x -out old.key",
+    "pkey -in good.key -outform DER -out der.key",
+    "x509 -in good.crt -outform DER -out der.crt",
+    "pkcs12 -export -in good.crt -inkey good.key -passout pass: -out both.p12",
+];
+
+/// What is wrong with a key or a certificate is said, and what to do.
+#[test]
+fn a_key_that_cannot_be_used_is_told_why() {
+    let made = folder();
+    for arguments in OPENSSL {
+        let mut openssl = std::process::Command::new("openssl");
+        openssl.args(arguments.split(' ')).current_dir(&made);
+        let done = openssl.output().expect("openssl");
+        assert!(done.status.success(), "openssl {arguments}: {done:?}");
+    }
+    let told = |cert: &str, key: &str| told(&made.join(cert), &made.join(key));
+    assert_eq!(told("good.crt", "good.key"), Ok(()));
+    for (cert, key, what) in [
+        (
+            "short.crt",
+            "short.key",
+            ["this kind or size of key", "2048 to 8192"],
+        ),
+        (
+            "p521.crt",
+            "p521.key",
+            ["this kind or size of key", "P-256 or P-384"],
+        ),
+        (
+            "ed448.crt",
+            "ed448.key",
+            ["this kind or size of key", "Ed25519"],
+        ),
+        ("good.crt", "pkcs8.key", ["is encrypted", "openssl pkey"]),
+        ("good.crt", "old.key", ["is encrypted", "openssl pkey"]),
+        ("good.crt", "der.key", ["not PEM", "openssl pkey"]),
+        ("good.crt", "both.p12", ["not PEM", "openssl pkey"]),
+        (
+            "good.crt",
+            "good.crt",
+            ["no private key", "each other's place"],
+        ),
+        ("der.crt", "good.key", ["not PEM", "openssl x509"]),
+        (
+            "good.key",
+            "good.key",
+            ["no certificate", "each other's place"],
+        ),
+        (
+            "good.crt",
+            "short.key",
+            ["this kind or size of key", "2048"],
+        ),
+    ] {
+        let why = told(cert, key).expect_err("it cannot be used");
+        assert!(
+            what.iter().all(|what| why.contains(what)),
+            "{cert} {key}: {why}"
+        );
+        let file = if why.contains("cert_file ") {
+            cert
+        } else {
+            key
+        };
+        assert!(why.contains(file), "which file: {why}");
+    }
+}
+
 /// What the start would refuse, `tidegate check` does.
 #[test]
 fn check_reads_certificates_and_keys() {
     let (one, other) = (pair(), pair());
     let rubbish = folder().join("rubbish.pem");
     std::fs::write(&rubbish, "rubbish").expect("written");
-    let told = |cert: &PathBuf, key: &PathBuf| {
-        let mut config = Config::one_upstream(endpoint("127.0.0.1:9".parse().expect("an address")));
-        config.server.tls = Some(ServerTls {
-            cert_file: cert.clone(),
-            key_file: key.clone(),
-        });
-        tidegate::app::check(&config).map_err(|error| error.to_string())
-    };
     assert_eq!(told(&one.cert, &one.key), Ok(()));
     for (cert, key, expected) in [
         (&rubbish, &one.key, "server.tls.cert_file"),

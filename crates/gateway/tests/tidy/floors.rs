@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 5] = [
     &["serve", "front", "admin"],
     &["call"],
     &["admission", "upstream", "usage", "auth"],
-    &["telemetry", "config", "signal"],
+    &["telemetry", "config", "fields", "signal", "warm"],
 ];
 
 const SAME_FLOOR: [(&str, &str, &str); 7] = [

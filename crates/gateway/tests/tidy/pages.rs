@@ -49,6 +49,33 @@ fn every_decision_is_linked_from_the_architecture() {
 }
 
 #[test]
+fn each_word_of_the_call_is_a_type_where_the_page_says() {
+    let page = read("ARCHITECTURE.md");
+    let (_, words) = page.split_once("## Words of the call").expect("its words");
+    let (words, _) = words.split_once("\n## ").expect("its end");
+    let paths: Vec<_> = words
+        .split('`')
+        .filter(|path| path.contains("::"))
+        .collect();
+    assert!(paths.len() > 20, "{paths:?}");
+    let missing = paths.iter().filter(|path| {
+        let (module, name) = path.rsplit_once("::").expect("a path");
+        let file = format!("crates/gateway/src/{}", module.replace("::", "/"));
+        let texts = [format!("{file}.rs"), format!("{file}/mod.rs")];
+        let text = texts.iter().find(|file| root().join(file).exists());
+        let kinds = ["struct", "enum"].map(|kind| format!("{kind} {name}"));
+        let defines = |line: &str| {
+            let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric());
+            let is = |kind: &String| line.split_once(&**kind).is_some_and(|(_, rest)| ends(rest));
+            kinds.iter().any(is)
+        };
+        !text.is_some_and(|file| read(file).lines().any(defines))
+    });
+    let missing: Vec<_> = missing.map(|path| (*path).to_owned()).collect();
+    none(&missing, "a word of the call is a type where the page says");
+}
+
+#[test]
 fn decisions_that_the_code_names_exist() {
     let decisions = files_under("docs/decisions", "md");
     let mut breaches = Vec::new();
@@ -116,4 +143,27 @@ fn log_fields() -> BTreeSet<String> {
     }
     assert!(fields.len() > 25, "{fields:?}");
     fields
+}
+
+/// Whoever is turned away for load is seen by somebody. A gateway that shuts down turns away on purpose.
+#[test]
+fn every_refusal_for_load_has_its_alert() {
+    let page = read("docs/operations.md");
+    let (_, load) = page.split_once("**Load**").expect("the table");
+    let (table, _) = load.split_once("**Waiting").expect("its end");
+    let (_, alert) = page.split_once("reason=~\"").expect("the alert");
+    let (alert, _) = alert.split_once('"').expect("its end");
+    let named: BTreeSet<_> = alert.split('|').collect();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    let reasons: Vec<_> = rows
+        .filter_map(|row| row.strip_prefix("| `")?.split('`').next())
+        .filter(|reason| *reason != "closed")
+        .collect();
+    assert!(reasons.len() > 4, "{reasons:?}");
+    let missing: Vec<_> = reasons
+        .into_iter()
+        .filter(|reason| !named.contains(reason))
+        .map(str::to_owned)
+        .collect();
+    none(&missing, "a refusal for load that no alert counts");
 }

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use crate::text::{files_under, first_word, found, gateway, module_of, none, pages, read, words};
 
-/// Compared with what an upstream answered, never sent.
-const READ_STATUSES: [&str; 5] = [
+/// Compared with what was answered, never chosen.
+const READ_STATUSES: [&str; 6] = [
     "crates/gateway/src/call/answer.rs",
     "crates/gateway/src/call/listing.rs",
+    "crates/gateway/src/serve/http1/encode.rs",
     "crates/gateway/src/upstream/http1/decode.rs",
     "crates/gateway/src/upstream/http1/head.rs",
     "crates/gateway/src/upstream/http1/mod.rs",
@@ -39,9 +40,15 @@ fn status_codes_are_chosen_at_the_edge() {
     );
 }
 
-const METRICS: [&str; 2] = [
+const METRICS: [&str; 3] = [
     "crates/gateway/src/telemetry/metrics.rs",
     "crates/gateway/src/telemetry/limiters.rs",
+    "crates/gateway/src/telemetry/process.rs",
+];
+/// Kinds of metric, whatever they are named.
+const KINDS: [&str; 2] = [
+    "crates/gateway/src/telemetry/histogram.rs",
+    "crates/gateway/src/telemetry/shares.rs",
 ];
 
 #[test]
@@ -52,7 +59,11 @@ fn metrics_are_named_in_one_file() {
         .iter()
         .filter(|file| !METRICS.contains(&file.path.as_str()))
     {
-        for part in ["registry", "family", "collector", "encoding", "histogram"] {
+        let parts = ["registry", "family", "collector", "encoding", "histogram"];
+        for part in parts
+            .iter()
+            .filter(|_| !KINDS.contains(&file.path.as_str()))
+        {
             breaches.extend(found(file, &format!("prometheus_client::{part}")));
             breaches.extend(found(file, &format!("prometheus_client::metrics::{part}")));
         }
@@ -65,7 +76,7 @@ fn metrics_are_named_in_one_file() {
     }
     none(
         &breaches,
-        "families are made and named in telemetry/metrics.rs and telemetry/limiters.rs alone",
+        "families are made and named in telemetry/metrics.rs, telemetry/limiters.rs and telemetry/process.rs alone",
     );
 }
 

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::{HeaderName, HeaderValue};
 use http_body::Frame;
 use tokio::time::Instant;
 
-use super::orphan::{Head, Next, Seat};
-use crate::call::answer::{self, Answer};
+use super::orphan::{FromTape, Seat, TapedHead};
+use crate::call::answer::{Answer, AnswerHead};
 use crate::call::body::{Broken, OutBody};
 use crate::call::clock::Clock;
 use crate::call::downstream::{Downstream, Reader};
 use crate::call::outcome::{Outcome, Phase, WaitEnd};
 use crate::call::relay::{HEARTBEAT, RESET_AFTER};
 use crate::call::settle::Record;
+use crate::fields::Field;
 
 /// The body of a retry's answer.
 #[derive(Debug)]
@@ -25,14 +25,14 @@ pub struct Attached {
     downstream: Arc<Downstream>,
     reader: Arc<Reader>,
     length: Option<u64>,
-    state: State,
+    state: AttachedState,
     clock: Clock,
     /// Somebody ended this retry; the call was told.
     told: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum AttachedState {
     Flowing,
     /// The answer broke off; the break is passed on when the kernel has what came before. `flushes`: the count before.
     Flushing {
@@ -43,27 +43,23 @@ enum State {
 
 /// What lacks only its record.
 #[derive(Debug)]
-pub struct Unstarted {
-    pub(super) head: Head,
+pub struct UnstartedAttached {
+    pub(super) head: TapedHead,
     pub(super) seat: Seat,
     pub(super) downstream: Arc<Downstream>,
     pub(super) reader: Arc<Reader>,
 }
 
-/// The id of the call whose answer this is.
-const ATTACHED: HeaderName = HeaderName::from_static("x-tidegate-attached");
-
-impl Unstarted {
+impl UnstartedAttached {
     pub fn start(self, mut record: Box<Record>) -> Answer {
-        let Head {
+        let TapedHead {
             status,
-            mut headers,
+            mut fields,
             length,
         } = self.head;
-        if let Ok(id) = HeaderValue::try_from(&*self.seat.entry().id) {
-            headers.insert(ATTACHED, id);
-        }
-        if let Some(entry) = record.entry() {
+        // The id of the call whose answer this is.
+        fields.insert(Field::XTidegateAttached, self.seat.entry().id.text());
+        if let Some(entry) = record.listed_entry() {
             self.reader.reads(entry);
         }
         record.head();
@@ -75,12 +71,12 @@ impl Unstarted {
             downstream: self.downstream,
             reader: self.reader,
             length,
-            state: State::Flowing,
+            state: AttachedState::Flowing,
             clock: Clock::new(Instant::now(), None),
             told: false,
         };
         Answer {
-            head: answer::Head { status, headers },
+            head: AnswerHead { status, fields },
             body: OutBody::attached(Box::new(attached)),
         }
     }
@@ -92,7 +88,7 @@ impl Attached {
     }
 
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == AttachedState::Done
     }
 
     pub fn poll_frame(
@@ -101,8 +97,8 @@ impl Attached {
     ) -> Poll<Option<Result<Frame<bytes::Bytes>, Broken>>> {
         loop {
             match &self.state {
-                State::Flowing => {}
-                State::Flushing { flushes } => {
+                AttachedState::Flowing => {}
+                AttachedState::Flushing { flushes } => {
                     let written = self.downstream.flushes() != *flushes;
                     if !written {
                         self.downstream.on_flush(cx.waker());
@@ -111,25 +107,25 @@ impl Attached {
                     if self.downstream.http2 {
                         ready!(self.clock.poll_rest(cx, RESET_AFTER));
                     }
-                    self.state = State::Done;
+                    self.state = AttachedState::Done;
                     return Poll::Ready(Some(Err(Broken)));
                 }
-                State::Done => return Poll::Ready(None),
+                AttachedState::Done => return Poll::Ready(None),
             }
             self.pass_on_stop(cx);
             let Some(seat) = &mut self.seat else {
-                self.state = State::Done;
+                self.state = AttachedState::Done;
                 continue;
             };
             match ready!(seat.poll_next(cx)) {
-                Next::Bytes(bytes) => {
+                FromTape::Bytes(bytes) => {
                     if let Some(record) = &mut self.record {
                         record.first_byte();
                         record.sent_downstream(bytes.len());
                     }
-                    // Where the length is known hyper does not ask for the end.
+                    // Where the length is known the connection does not ask for the end.
                     if self.length == Some(seat.at()) || seat.is_at_end() {
-                        self.state = State::Done;
+                        self.state = AttachedState::Done;
                         if let Some(seat) = self.seat.take() {
                             seat.has_all();
                         }
@@ -137,13 +133,13 @@ impl Attached {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Next::Beat => return Poll::Ready(Some(Ok(Frame::data(HEARTBEAT)))),
-                Next::Complete => {
-                    self.state = State::Done;
+                FromTape::Beat => return Poll::Ready(Some(Ok(Frame::data(HEARTBEAT)))),
+                FromTape::Complete => {
+                    self.state = AttachedState::Done;
                     self.end(WaitEnd::Answered, None);
                 }
-                Next::Broken => self.break_off("broken"),
-                Next::Replaced => self.break_off("taken_over"),
+                FromTape::Broken => self.break_off("broken"),
+                FromTape::Replaced => self.break_off("taken_over"),
             }
         }
     }
@@ -153,7 +149,7 @@ impl Attached {
         let Some(record) = self.record.as_ref().filter(|_| !self.told) else {
             return;
         };
-        if let Some(entry) = record.entry()
+        if let Some(entry) = record.listed_entry()
             && let Poll::Ready(by) = entry.poll_stop(cx)
             && let Some(seat) = &self.seat
         {
@@ -165,7 +161,7 @@ impl Attached {
 
     fn break_off(&mut self, reason: &'static str) {
         self.downstream.break_off();
-        self.state = State::Flushing {
+        self.state = AttachedState::Flushing {
             flushes: self.downstream.flushes(),
         };
         self.end(WaitEnd::Failed, Some(reason));
@@ -192,7 +188,7 @@ impl Drop for Attached {
     /// The client has left. Its seat goes with it, and the call sees that.
     fn drop(&mut self) {
         if let Some(mut record) = self.record.take() {
-            let stopped = record.entry().and_then(|entry| entry.stopped());
+            let stopped = record.listed_entry().and_then(|entry| entry.stopped());
             if let (Some(by), Some(seat)) = (stopped, &self.seat) {
                 seat.entry().end(by);
                 record.stopped(by);

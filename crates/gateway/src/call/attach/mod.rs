@@ -9,9 +9,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use http::header::{ACCEPT, AUTHORIZATION, HeaderName};
+use http::Method;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method};
 use sha2::{Digest, Sha256};
 use tokio::time::Duration;
 
@@ -21,8 +20,9 @@ use super::outcome::{Phase, Rejection};
 use super::retried::{Mark, idempotency_key};
 use super::settle::Record;
 use super::upload::Upload;
-use super::{Caller, Generation, Step, Worker, aside};
+use super::{Caller, Generation, Step, Toward, aside};
 use crate::config;
+use crate::fields::{Field, Fields};
 use crate::signal::Signal;
 use crate::telemetry::metrics::{Metrics, UpstreamLabel};
 use crate::upstream::Upstream;
@@ -32,14 +32,10 @@ pub mod orphan;
 pub mod tape;
 pub mod tapped;
 
-use attached::Unstarted;
-use orphan::{Budget, Likeness, Lost, Most, Of, Orphan, Seat, Writer};
+use attached::UnstartedAttached;
+use orphan::{Budget, Likeness, Lost, Most, Of, Orphan, Seat, TapedHead, Writer};
 use tape::BLOCK_BYTES;
 use tapped::Around;
-
-/// Asks for the running call or nothing: without one to take up, the request fails instead of starting a call.
-pub const RESUME: HeaderName = HeaderName::from_static("x-tidegate-resume");
-const RETRY_COUNT: HeaderName = HeaderName::from_static("x-stainless-retry-count");
 
 /// Where clients have no keys, this key is all that tells them apart: it must not be guessed.
 const SECRET_CHARS: usize = 16;
@@ -48,16 +44,16 @@ const SECRET_CHARS: usize = 16;
 const HEAD_TIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Fields that decide over the answer, beside the body: who asks, and which form of the API is meant.
-static ALIKE: [HeaderName; 9] = [
-    AUTHORIZATION,
-    HeaderName::from_static("x-api-key"),
-    HeaderName::from_static("api-key"),
-    ACCEPT,
-    HeaderName::from_static("anthropic-version"),
-    HeaderName::from_static("anthropic-beta"),
-    HeaderName::from_static("openai-beta"),
-    HeaderName::from_static("openai-organization"),
-    HeaderName::from_static("openai-project"),
+const ALIKE: [Field; 9] = [
+    Field::Authorization,
+    Field::XApiKey,
+    Field::ApiKey,
+    Field::Accept,
+    Field::AnthropicVersion,
+    Field::AnthropicBeta,
+    Field::OpenaiBeta,
+    Field::OpenaiOrganization,
+    Field::OpenaiProject,
 ];
 
 /// The calls that can be taken up. Clones share it.
@@ -76,7 +72,7 @@ pub struct Orphans {
 
 /// A place in [`Orphans`]; given back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct ListedOrphan {
     orphans: Orphans,
     mark: Mark,
     orphan: Weak<Orphan>,
@@ -84,10 +80,10 @@ pub(super) struct Listed {
 
 /// A request that came to an upstream whose calls can be taken up.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct Candidate<'a> {
     pub method: &'a Method,
     pub path_and_query: &'a PathAndQuery,
-    pub headers: &'a HeaderMap,
+    pub fields: &'a Fields,
     pub received: &'a Upload,
     pub peer: SocketAddr,
 }
@@ -114,18 +110,18 @@ pub enum Found {
 /// A call that a retry has taken up.
 #[derive(Debug)]
 pub struct Own {
-    head: orphan::Head,
+    head: TapedHead,
     seat: Seat,
 }
 
 impl Own {
     /// Its answer, for this connection.
-    pub(super) fn attaching(self, downstream: Arc<Downstream>, reader: Arc<Reader>) -> Step {
-        Step::Attaching(Box::new(Unstarted {
+    pub(super) fn attaching(self, downstream: &Arc<Downstream>, reader: &Arc<Reader>) -> Step {
+        Step::Attaching(Box::new(UnstartedAttached {
             head: self.head,
             seat: self.seat,
-            downstream,
-            reader,
+            downstream: Arc::clone(downstream),
+            reader: Arc::clone(reader),
         }))
     }
 }
@@ -179,18 +175,12 @@ impl Orphans {
 }
 
 impl Ticket {
-    /// Lists a call that has its slot. `of_call`: what it runs with.
-    pub fn list(
-        self,
-        of_call: (&Caller, &Worker, &Upstream),
-        patience: &Patience,
-        record: &Record,
-    ) -> Option<Writer> {
-        let orphans = &of_call.0.orphans;
-        let around = Around::new(of_call)?;
+    /// Lists a call that has its slot.
+    pub fn list(self, to: Toward<'_>, record: &Record) -> Option<Writer> {
+        let orphans = &to.worker.caller.orphans;
+        let around = Around::new(to)?;
         let of = Of {
-            entry: Arc::clone(record.entry()?),
-            gone: Arc::clone(patience.gone()?),
+            entry: Arc::clone(record.listed_entry()?),
             like: self.like,
             named: self.named,
             closing: orphans.closing.clone(),
@@ -201,7 +191,7 @@ impl Ticket {
         let alike = listed.entry(self.mark).or_default();
         alike.push(Arc::clone(&orphan));
         drop(listed);
-        let listed = Listed {
+        let listed = ListedOrphan {
             orphans: orphans.clone(),
             mark: self.mark,
             orphan: Arc::downgrade(&orphan),
@@ -210,7 +200,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Listed {
+impl Drop for ListedOrphan {
     fn drop(&mut self) {
         let mut listed = self.orphans.lock();
         let gone = listed.get_mut(&self.mark).and_then(|calls| {
@@ -227,8 +217,8 @@ impl Drop for Listed {
 }
 
 /// Whether a request that is turned away for want of room may have a call of its own to take up.
-pub fn may_find(orphans: &Orphans, headers: &HeaderMap) -> bool {
-    orphans.may_list_any() && (idempotency_key(headers).is_some() || is_retry(headers))
+pub fn may_find(orphans: &Orphans, fields: &Fields) -> bool {
+    orphans.may_list_any() && (idempotency_key(fields).is_some() || is_retry(fields))
 }
 
 /// Where and for what a request looks.
@@ -238,7 +228,7 @@ pub struct Look<'a> {
     generation: &'a Generation,
     /// Off by now: only calls that began before that can be found.
     attach: Option<config::Attach>,
-    asked: &'a Asked<'a>,
+    candidate: &'a Candidate<'a>,
 }
 
 /// `None`: no calls wait for their retries, neither this upstream's nor those that an earlier configuration has left.
@@ -247,12 +237,14 @@ pub struct Look<'a> {
 ///
 /// [`Rejection::NothingToResume`] if a retry asks for its call there.
 pub fn look<'a>(
-    (caller, generation, upstream): (&'a Caller, &'a Generation, &Upstream),
-    asked: &'a Asked<'_>,
+    caller: &'a Caller,
+    generation: &'a Generation,
+    upstream: &Upstream,
+    candidate: &'a Candidate<'_>,
 ) -> Result<Option<Look<'a>>, Rejection> {
     let attach = upstream.settings.attach;
     if attach.is_none() && !caller.orphans.may_list_any() {
-        return if resumes(asked.headers) {
+        return if resumes(candidate.fields) {
             Err(Rejection::NothingToResume)
         } else {
             Ok(None)
@@ -262,7 +254,7 @@ pub fn look<'a>(
         caller,
         generation,
         attach,
-        asked,
+        candidate,
     }))
 }
 
@@ -277,10 +269,14 @@ impl Look<'_> {
     /// # Cancel safety
     ///
     /// May be dropped: the seat goes with it.
-    pub async fn own(self, patience: &Patience, record: &mut Record) -> Result<Found, Rejection> {
+    pub async fn own(
+        self,
+        patience: &Patience<'_>,
+        record: &mut Record,
+    ) -> Result<Found, Rejection> {
         let ticket = self.ticket(record).await?;
-        let resume = resumes(self.asked.headers);
-        let again = |ticket: &Ticket| ticket.named || resume || is_retry(self.asked.headers);
+        let resume = resumes(self.candidate.fields);
+        let again = |ticket: &Ticket| ticket.named || resume || is_retry(self.candidate.fields);
         let own = ticket.filter(again);
         let seat = own.and_then(|ticket| self.caller.orphans.find(&ticket));
         if let Some(seat) = seat
@@ -298,7 +294,7 @@ impl Look<'_> {
     async fn wait(
         &self,
         mut seat: Seat,
-        patience: &Patience,
+        patience: &Patience<'_>,
         record: &mut Record,
     ) -> Result<Option<Own>, Rejection> {
         record.attaches(seat.entry());
@@ -331,19 +327,19 @@ impl Look<'_> {
         let Self {
             generation,
             attach,
-            asked,
+            candidate,
             ..
         } = self;
-        let (Some(mark), Upload::Whole { body, .. }) = (record.mark(), asked.received) else {
+        let (Some(mark), Upload::Whole { body, .. }) = (record.mark(), candidate.received) else {
             return Ok(None);
         };
-        let key = idempotency_key(asked.headers);
+        let key = idempotency_key(candidate.fields);
         let secret = || key.is_some_and(|key| key.len() >= SECRET_CHARS);
-        let near = || asked.peer.ip().to_canonical().is_loopback();
+        let near = || candidate.peer.ip().to_canonical().is_loopback();
         if generation.keys.is_open() && !(near() && secret()) {
             return Ok(None);
         }
-        let hasher = alike(asked, record.principal());
+        let hasher = alike(candidate, record.principal());
         let body = body.clone();
         let like = aside(body.len(), move || {
             hasher.chain_update(&body).finalize().into()
@@ -369,36 +365,34 @@ fn most(attach: config::Attach, config: &config::Config) -> Most {
     }
 }
 
-/// It is to have its call or nothing: any value but one that says no.
-fn resumes(headers: &HeaderMap) -> bool {
-    let no = |value: &HeaderValue| matches!(value.as_bytes(), b"" | b"0" | b"false");
-    headers.get_all(RESUME).iter().any(|value| !no(value))
+/// It is to have its call or nothing, and fails instead of starting one: any value but one that says no.
+fn resumes(fields: &Fields) -> bool {
+    let mut resume = fields.get_all(Field::XTidegateResume);
+    resume.any(|value| !matches!(value, b"" | b"0" | b"false"))
 }
 
 /// An SDK says so.
-fn is_retry(headers: &HeaderMap) -> bool {
-    let count = headers.get(RETRY_COUNT);
-    count.is_some_and(|count| count.as_bytes() != b"0")
+fn is_retry(fields: &Fields) -> bool {
+    let count = fields.get(Field::RetryCount);
+    count.is_some_and(|count| count != b"0")
 }
 
 /// All that a retry has in common with its call, but for the body.
-fn alike(asked: &Asked<'_>, principal: &str) -> Sha256 {
+fn alike(candidate: &Candidate<'_>, principal: &str) -> Sha256 {
     let mut hasher = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hasher.update((bytes.len() as u64).to_be_bytes());
         hasher.update(bytes);
     };
     part(principal.as_bytes());
-    part(asked.method.as_str().as_bytes());
-    part(asked.path_and_query.as_str().as_bytes());
-    let key = idempotency_key(asked.headers);
-    part(key.map_or(b"", |key| key.as_bytes()));
-    for name in &ALIKE {
-        let values = asked.headers.get_all(name);
-        part(&values.iter().count().to_be_bytes());
-        for value in values {
-            part(value.as_bytes());
-        }
+    part(candidate.method.as_str().as_bytes());
+    part(candidate.path_and_query.as_str().as_bytes());
+    let key = idempotency_key(candidate.fields);
+    part(key.unwrap_or_default());
+    for field in ALIKE {
+        let values = || candidate.fields.get_all(field);
+        part(&values().count().to_be_bytes());
+        values().for_each(&mut part);
     }
     hasher
 }

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 
 use super::tape::{BLOCK_BYTES, Full, Tape};
 use super::tapped::Around;
-use crate::call::answer;
-use crate::call::handover::Gone;
+use crate::call::answer::AnswerHead;
+use crate::call::entry::Entry;
 use crate::call::outcome::Rejection;
-use crate::call::table::Entry;
+use crate::fields::Fields;
 use crate::signal::Signal;
 use crate::telemetry::metrics::Metrics;
 
@@ -88,7 +88,6 @@ pub(super) struct Likeness(pub(super) [u8; 32]);
 #[derive(Debug)]
 pub struct Orphan {
     pub(super) entry: Arc<Entry>,
-    gone: Arc<Gone>,
     pub(super) like: Likeness,
     /// The client named the call itself: then its newest retry takes it, even from a client that seems to be there.
     named: bool,
@@ -96,16 +95,16 @@ pub struct Orphan {
     budget: Budget,
     /// The gateway drains: nobody can come back to it.
     closing: Signal,
-    state: Mutex<State>,
+    state: Mutex<OrphanState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct OrphanState {
     tape: Tape,
     /// Nobody can sit down any more.
     closed: bool,
-    head: Option<Head>,
-    end: Option<End>,
+    head: Option<TapedHead>,
+    end: Option<AnswerEnd>,
     who: Who,
     seats: u64,
     /// How far the one that sits has read.
@@ -120,17 +119,17 @@ struct State {
     sitter: Option<Waker>,
 }
 
-/// How an answer begins.
+/// How an answer on a tape begins.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct TapedHead {
     pub status: StatusCode,
-    pub headers: HeaderMap,
+    pub fields: Fields,
     /// Of the whole body, if that is known.
     pub length: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
-enum End {
+enum AnswerEnd {
     Complete,
     /// It broke off; what it said of that is on the tape.
     Broken,
@@ -152,7 +151,7 @@ pub enum Who {
 #[derive(Debug)]
 pub struct Writer {
     orphan: Arc<Orphan>,
-    listed: Option<super::Listed>,
+    listed: Option<super::ListedOrphan>,
     pub(super) around: Around,
 }
 
@@ -177,7 +176,7 @@ pub enum Lost {
 
 /// What a retry gets next.
 #[derive(Debug)]
-pub enum Next {
+pub enum FromTape {
     Bytes(Bytes),
     Beat,
     Complete,
@@ -190,7 +189,6 @@ pub enum Next {
 /// What an orphan is made of, besides its bounds.
 pub(super) struct Of {
     pub(super) entry: Arc<Entry>,
-    pub(super) gone: Arc<Gone>,
     pub(super) like: Likeness,
     pub(super) named: bool,
     pub(super) closing: Signal,
@@ -200,20 +198,18 @@ impl Orphan {
     pub(super) fn new(of: Of, budget: Budget, most: Most) -> Arc<Self> {
         let Of {
             entry,
-            gone,
             like,
             named,
             closing,
         } = of;
         Arc::new(Self {
             entry,
-            gone,
             like,
             named,
             most,
             budget,
             closing,
-            state: Mutex::new(State {
+            state: Mutex::new(OrphanState {
                 tape: Tape::new(most.own),
                 closed: false,
                 head: None,
@@ -230,7 +226,7 @@ impl Orphan {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OrphanState> {
         // No code of others runs under this lock, so a poisoned one holds sound data.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -286,9 +282,7 @@ impl Orphan {
         let (writer, before) = (state.writer.take(), state.sitter.take());
         drop(state);
         if first {
-            // Whatever the call waits for, it looks at this next.
-            self.gone.set();
-            self.entry.wake();
+            self.entry.replace();
         }
         writer.into_iter().chain(before).for_each(Waker::wake);
         Some(Seat {
@@ -351,7 +345,11 @@ impl Drop for Orphan {
 // === impl Writer ===
 
 impl Writer {
-    pub(super) fn new(orphan: Arc<Orphan>, listed: Option<super::Listed>, around: Around) -> Self {
+    pub(super) fn new(
+        orphan: Arc<Orphan>,
+        listed: Option<super::ListedOrphan>,
+        around: Around,
+    ) -> Self {
         Self {
             orphan,
             listed,
@@ -367,11 +365,11 @@ impl Writer {
         self.orphan.who()
     }
 
-    pub fn begin(&self, head: &answer::Head, length: Option<u64>) {
+    pub fn begin(&self, head: &AnswerHead, length: Option<u64>) {
         let mut state = self.orphan.lock();
-        state.head = Some(Head {
+        state.head = Some(TapedHead {
             status: head.status,
-            headers: head.headers.clone(),
+            fields: head.fields.clone(),
             length,
         });
         wake_sitter(state);
@@ -409,15 +407,19 @@ impl Writer {
 
     /// The answer has ended, well or badly.
     pub fn ended(&self, complete: bool) {
-        self.end(if complete { End::Complete } else { End::Broken });
+        self.end(if complete {
+            AnswerEnd::Complete
+        } else {
+            AnswerEnd::Broken
+        });
     }
 
     /// There is no answer.
     pub fn failed(self, why: &Rejection) {
-        self.end(End::Failed(why.clone()));
+        self.end(AnswerEnd::Failed(why.clone()));
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: AnswerEnd) {
         let mut state = self.orphan.lock();
         state.end.get_or_insert(end);
         wake_sitter(state);
@@ -437,12 +439,12 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.listed = None;
-        self.end(End::Broken);
+        self.end(AnswerEnd::Broken);
         self.orphan.close();
     }
 }
 
-fn wake_sitter(mut state: MutexGuard<'_, State>) {
+fn wake_sitter(mut state: MutexGuard<'_, OrphanState>) {
     let sitter = state.sitter.take();
     drop(state);
     if let Some(sitter) = sitter {
@@ -466,18 +468,18 @@ impl Seat {
     /// # Cancel safety
     ///
     /// May be dropped and made anew.
-    pub async fn head(&mut self) -> Result<Head, Lost> {
+    pub async fn head(&mut self) -> Result<TapedHead, Lost> {
         std::future::poll_fn(|cx| self.poll_head(cx)).await
     }
 
-    fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<Head, Lost>> {
+    fn poll_head(&mut self, cx: &Context<'_>) -> Poll<Result<TapedHead, Lost>> {
         let mut state = self.orphan.lock();
         if state.who != Who::Retry(self.number) {
             return Poll::Ready(Err(Lost::Replaced));
         }
         Poll::Ready(match (&state.head, &state.end) {
             (Some(head), _) => Ok(head.clone()),
-            (None, Some(End::Failed(why))) if !matches!(why, Rejection::Gone) => {
+            (None, Some(AnswerEnd::Failed(why))) if !matches!(why, Rejection::Gone) => {
                 Err(Lost::Failed(why.clone()))
             }
             (None, Some(_)) => Err(Lost::Over),
@@ -488,25 +490,25 @@ impl Seat {
         })
     }
 
-    pub fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Next> {
+    pub fn poll_next(&mut self, cx: &Context<'_>) -> Poll<FromTape> {
         let mut state = self.orphan.lock();
         if state.who != Who::Retry(self.number) {
-            return Poll::Ready(Next::Replaced);
+            return Poll::Ready(FromTape::Replaced);
         }
         let next = if let Some(bytes) = state.tape.read(self.at) {
             self.at += bytes.len() as u64;
             state.read = self.at;
             state.moved = true;
-            Next::Bytes(bytes)
+            FromTape::Bytes(bytes)
         } else if let Some(end) = &state.end {
             let next = match end {
-                End::Complete => Next::Complete,
-                End::Broken | End::Failed(_) => Next::Broken,
+                AnswerEnd::Complete => FromTape::Complete,
+                AnswerEnd::Broken | AnswerEnd::Failed(_) => FromTape::Broken,
             };
             state.delivered = true;
             next
         } else if std::mem::take(&mut state.beat) {
-            return Poll::Ready(Next::Beat);
+            return Poll::Ready(FromTape::Beat);
         } else {
             state.sitter = Some(cx.waker().clone());
             return Poll::Pending;
@@ -524,7 +526,7 @@ impl Seat {
     /// All of the answer has been read, so far as this one knows.
     pub fn is_at_end(&self) -> bool {
         let state = self.orphan.lock();
-        matches!(state.end, Some(End::Complete)) && state.tape.end() == self.at
+        matches!(state.end, Some(AnswerEnd::Complete)) && state.tape.end() == self.at
     }
 
     /// It has the whole answer, and does not ask for its end.

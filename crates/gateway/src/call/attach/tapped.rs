@@ -12,16 +12,15 @@ use tokio_util::task::TaskTracker;
 
 use super::orphan::{Who, Writer};
 use super::tape::Full;
-use crate::call::answer::{Answer, Head};
+use crate::call::Toward;
+use crate::call::answer::{Answer, AnswerHead};
 use crate::call::body::{Broken, OutBody};
+use crate::call::entry::{Entry, WorkState};
 use crate::call::outcome::{Rejection, WaitEnd};
 use crate::call::relay::Relay;
 use crate::call::settle::Record;
-use crate::call::table::{Entry, State};
-use crate::call::{Caller, Worker};
 use crate::signal::Signal;
 use crate::telemetry::metrics::{BoundLabels, Metrics};
-use crate::upstream::Upstream;
 
 /// What goes with a tapped answer.
 #[derive(Clone, Debug)]
@@ -45,13 +44,13 @@ pub struct Tapped {
 }
 
 impl Around {
-    pub(super) fn new((caller, worker, upstream): (&Caller, &Worker, &Upstream)) -> Option<Self> {
+    pub(super) fn new(Toward { worker, upstream }: Toward<'_>) -> Option<Self> {
         Some(Self {
             grace: upstream.settings.attach?.grace,
             upstream: Arc::clone(&upstream.name),
-            metrics: Arc::clone(&caller.metrics),
+            metrics: Arc::clone(&worker.caller.metrics),
             tasks: worker.tasks.clone(),
-            cut: caller.cut.clone(),
+            cut: worker.caller.cut.clone(),
         })
     }
 
@@ -69,7 +68,7 @@ impl Around {
 }
 
 /// An answer on its way. It goes to whoever waits: the client that began the call, or its retry.
-pub fn relaying(head: Head, mut relay: Relay, writer: Writer) -> Answer {
+pub fn relaying(head: AnswerHead, mut relay: Relay, writer: Writer) -> Answer {
     writer.begin(&head, relay.exact_length());
     if writer.who() == Who::First {
         let tapped = Tapped {
@@ -89,7 +88,7 @@ pub fn relaying(head: Head, mut relay: Relay, writer: Writer) -> Answer {
 }
 
 /// A whole answer.
-pub fn whole(head: Head, bytes: Bytes, writer: Writer, mut record: Box<Record>) -> Answer {
+pub fn whole(head: AnswerHead, bytes: Bytes, writer: Writer, mut record: Box<Record>) -> Answer {
     if writer.who() == Who::First {
         record.settle();
         return Answer::whole(head, bytes);
@@ -125,7 +124,7 @@ impl Tapped {
             let length = frame.data_ref().map_or(0, Bytes::len) as u64;
             self.rest = self.rest.map(|rest| rest.saturating_sub(length));
             if self.rest == Some(0) {
-                // Where the length is known hyper does not ask for the end; it is usually here already.
+                // Where the length is known the connection does not ask for the end; it is usually here already.
                 let mut here = Context::from_waker(std::task::Waker::noop());
                 if let Poll::Ready(Some(Err(broken))) = relay.poll_frame(&mut here) {
                     polled = Poll::Ready(Some(Err(broken)));
@@ -356,7 +355,7 @@ impl Pump {
                 if record.away_now() {
                     self.entry.left_for_now();
                 }
-                self.entry.state(State::Kept);
+                self.entry.state(WorkState::Kept);
             }
             let away = record.away_since().filter(|_| !delivered);
             let open = orphan.is_open();

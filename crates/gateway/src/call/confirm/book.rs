@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::call::entry::{Entry, WorkState};
 use crate::call::outcome::EndKnown;
-use crate::call::table::{Entry, State};
 
 /// A count that is so much older than the first token of a call, or so much younger than its end, is certain to include it, or not to: the
 /// server counts and answers in different tasks.
@@ -68,7 +68,7 @@ impl Left {
 
 /// A count that the server gave.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Count {
+pub(super) struct ServerCount {
     pub(super) begun: Instant,
     /// Calls that it has in hand.
     pub(super) in_hand: u64,
@@ -107,14 +107,14 @@ impl Book {
     }
 
     /// The server has so many calls in hand; `own` of them are certainly not abandoned ones.
-    pub(super) fn count(&mut self, count: Count, own: usize) {
+    pub(super) fn count(&mut self, count: ServerCount, own: usize) {
         self.page = Page::Read;
         let most = usize::try_from(count.in_hand).unwrap_or(usize::MAX);
         self.seen = Some((count.begun, most.saturating_sub(own)));
     }
 
     /// As far as this count goes no call is hidden. Once for each count.
-    pub(super) fn saw(&mut self, count: Count) {
+    pub(super) fn saw(&mut self, count: ServerCount) {
         for left in &mut self.left {
             if left.closed + GRACE <= count.begun {
                 let whole = count.whole;
@@ -156,7 +156,7 @@ impl Book {
                 if self.page == Page::Unreadable {
                     free.push((left.id, EndKnown::Settled));
                 } else if is_covered && let Some(entry) = &left.entry {
-                    entry.state(State::Overdue);
+                    entry.state(WorkState::Overdue);
                 }
             }
         }

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::HeaderMap;
 use tidegate_limiter::Linger;
 use tidegate_wire::{llama_in_hand, vllm_in_hand};
 use tokio::sync::{Notify, oneshot};
@@ -19,6 +18,7 @@ use super::settle::Record;
 use super::table::{Listed, Table};
 use super::{Generation, Worker, headers};
 use crate::config::Confirm;
+use crate::fields::Fields;
 use crate::telemetry::metrics::ConfirmLabels;
 use crate::upstream::page::{self, PageError, Way};
 use crate::upstream::{EndpointState, Upstream};
@@ -27,7 +27,7 @@ mod book;
 #[cfg(test)]
 mod tests;
 
-use book::{Book, Count, GRACE, Left};
+use book::{Book, GRACE, Left, ServerCount};
 
 /// Time from one poll to the next, at first; it doubles as long as nothing new happens.
 const EACH: Duration = Duration::from_millis(200);
@@ -98,10 +98,10 @@ impl Inquiries {
     /// Keeps the slot until the server shows that the work has ended, or the bounds are reached; then gives it back and settles the record.
     /// Returns at once. Needs a runtime.
     pub fn keep(&self, worker: &Arc<Worker>, closed: Closed) {
+        let since = Instant::now();
         let (inquiry, id, known) = self.enter(worker, &closed);
-        let cut = worker.cut.clone();
+        let cut = worker.caller.cut.clone();
         worker.drivers.spawn(async move {
-            let since = Instant::now();
             let killed = async {
                 match &closed.listed {
                     Some(listed) => listed.entry().killed().await,
@@ -235,7 +235,7 @@ impl Inquiry {
     /// Polls as long as anything is left here.
     async fn run(self: Arc<Self>, all: &Inquiries, way: &Way) {
         let mut polled = self.endpoint.page_asked();
-        let mut counted: Option<(Count, Instant)> = None;
+        let mut counted: Option<(ServerCount, Instant)> = None;
         let mut poll = None;
         loop {
             let now = Instant::now();
@@ -243,7 +243,7 @@ impl Inquiry {
                 counted = None;
                 // Those that were at it before the count and still are, are in the count.
                 let since = count.begun.checked_sub(GRACE).unwrap_or(count.begun);
-                let own = all.table.steady(&self.endpoint.authority, since);
+                let own = all.table.steady(&self.endpoint, since);
                 self.desk().book.count(count, own);
             }
             self.desk().free(now);
@@ -280,7 +280,7 @@ impl Inquiry {
     }
 
     /// Takes the answer of a poll. What may be known better in a moment is handed back.
-    fn answered(&self, answer: Result<Count, Unread>) -> Option<(Count, Instant)> {
+    fn answered(&self, answer: Result<ServerCount, Unread>) -> Option<(ServerCount, Instant)> {
         let mut desk = self.desk();
         let upstream = Arc::clone(&desk.asked.upstream);
         let labels = ConfirmLabels {
@@ -310,16 +310,16 @@ impl Inquiry {
         }
     }
 
-    async fn poll(&self, way: &Way) -> Result<Count, Unread> {
+    async fn poll(&self, way: &Way) -> Result<ServerCount, Unread> {
         let asked = self.desk().asked.clone();
         let Asked {
             upstream,
             generation,
         } = &asked;
-        let headers =
-            headers::to_upstream(&HeaderMap::new(), &generation.config, &upstream.settings);
+        let fields =
+            headers::to_upstream(Fields::default(), &generation.config, &upstream.settings);
         let begun = Instant::now();
-        let fetch = page::fetch(upstream, &self.endpoint, way, &headers, path(&asked));
+        let fetch = page::fetch(upstream, &self.endpoint, way, &fields, path(&asked));
         let page = timeout(POLL_TIME, fetch)
             .await
             .map_err(|_| Unread::TooSlow)?
@@ -333,7 +333,7 @@ impl Inquiry {
             },
         };
         let in_hand = in_hand.map_err(Unread::Text)?;
-        Ok(Count {
+        Ok(ServerCount {
             begun,
             in_hand,
             whole,

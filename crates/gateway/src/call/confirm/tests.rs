@@ -3,15 +3,15 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::book::{Book, Count, FIRST_AFTER, GRACE, Left, Page, QUIET};
+use super::book::{Book, FIRST_AFTER, GRACE, Left, Page, QUIET, ServerCount};
 use crate::call::outcome::EndKnown;
 
 const MS: Duration = Duration::from_millis(1);
 const SETTLE: Duration = Duration::from_secs(1);
 const WITHIN: Duration = Duration::from_secs(10);
 
-fn count(begun: Instant, in_hand: u64) -> Count {
-    Count {
+fn count(begun: Instant, in_hand: u64) -> ServerCount {
+    ServerCount {
         begun,
         in_hand,
         whole: false,
@@ -105,7 +105,7 @@ fn without_a_count_the_time_of_the_contract_stands() {
 fn a_call_without_a_token_is_known_where_none_can_hide() {
     let zero = start();
     let mut book = two(zero);
-    let whole = |begun| Count {
+    let whole = |begun| ServerCount {
         begun,
         in_hand: 0,
         whole: true,

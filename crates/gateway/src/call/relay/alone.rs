@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Relay, State};
+use super::{Relay, RelayState};
 use crate::call::attach::orphan::{Who, Writer};
 use crate::call::deadline::Tier;
 use crate::call::outcome::{Rejection, WaitEnd};
@@ -23,13 +23,13 @@ pub(super) struct Alone {
 
 impl Relay {
     /// What puts the answer down for a retry.
-    pub fn take_writer(&mut self) -> Option<Writer> {
+    pub fn take_writer(&mut self) -> Option<Box<Writer>> {
         self.running.as_mut()?.attendance_mut().take_writer()
     }
 
     /// There is work that can go on.
     pub fn is_running(&self) -> bool {
-        self.running.is_some() && self.state == State::Flowing
+        self.running.is_some() && self.state == RelayState::Flowing
     }
 
     pub(super) fn is_stalled(&self) -> bool {
@@ -59,7 +59,9 @@ impl Relay {
         let (Some(running), Some(record)) = (&mut self.running, &mut self.record) else {
             return Ok(Who::Nobody);
         };
-        let who = running.attendance_mut().follow()?;
+        let who = running
+            .attendance_mut()
+            .follow(record.listed_entry().map(|entry| &**entry))?;
         match running.attendance().left_at() {
             Some(at) if self.alone.stalled => record.away(at, WaitEnd::Stalled),
             _ => record.left(running.attendance()),

@@ -4,21 +4,21 @@ use std::task::Context as Task;
 
 use bytes::Bytes;
 
-use super::{Relay, State};
+use super::{Relay, RelayState};
 use crate::call::aftermath::{self, Running};
 use crate::call::deadline::Tier;
 use crate::call::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
 use crate::call::settle::Record;
 use crate::call::source::Source;
-use crate::call::table::By;
+use crate::call::stop::By;
 
 impl Relay {
-    /// The answer is complete. The connection, the slot and the record go their ways; hyper gets the end.
+    /// The answer is complete. The connection, the slot and the record go their ways; the client gets the end.
     pub(super) fn complete(&mut self, outcome: Outcome, reason: Option<&'static str>) {
-        if self.state != State::Flowing {
+        if self.state != RelayState::Flowing {
             return;
         }
-        self.state = State::Done;
+        self.state = RelayState::Done;
         let Some((mut running, mut record)) = self.take() else {
             return;
         };
@@ -53,7 +53,7 @@ impl Relay {
         (reason, message): (&'static str, &str),
         work: WorkEnd,
     ) {
-        if self.state != State::Flowing {
+        if self.state != RelayState::Flowing {
             return;
         }
         let event = match &self.source {
@@ -65,7 +65,7 @@ impl Relay {
         if event.is_empty() && !self.told {
             self.downstream.break_off();
         }
-        self.state = State::Telling(event);
+        self.state = RelayState::Telling(event);
         let Some((running, mut record)) = self.take() else {
             return;
         };
@@ -115,7 +115,7 @@ impl Relay {
     }
 
     /// What there still was to end. From here on the answer sees to itself.
-    fn take(&mut self) -> Option<(Running, Box<Record>)> {
+    fn take(&mut self) -> Option<(Box<Running>, Box<Record>)> {
         self.reader.has_its_end();
         self.running.take().zip(self.record.take())
     }

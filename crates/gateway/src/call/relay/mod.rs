@@ -1,6 +1,6 @@
 //! The upstream's body as the downstream's body.
 //!
-//! No task and no channel stand between the two: hyper polls the relay, the relay polls the exchange. A client that reads slowly slows its own
+//! No task and no channel stand between the two: the client's connection polls the relay, the relay polls the exchange. A client that reads slowly slows its own
 //! upstream and nothing else; a client that leaves drops the relay, and the drop hands what is left to the
 //! [`aftermath`](super::aftermath). Bytes pass unchanged, cut only at event boundaries, so that a comment or an error can be put between
 //! two events.
@@ -20,10 +20,10 @@ use super::body::Broken;
 use super::clock::Clock;
 use super::deadline::Tier;
 use super::downstream::{Downstream, Reader};
+use super::entry::Entry;
 use super::outcome::{Outcome, Phase, WorkEnd};
 use super::settle::Record;
 use super::source::Source;
-use super::table::Entry;
 use crate::signal::Watch;
 use crate::upstream::Upstream;
 
@@ -41,8 +41,8 @@ pub(super) const RESET_AFTER: Duration = Duration::from_millis(20);
 
 /// A relay that lacks only its record.
 #[derive(Debug)]
-pub struct Unstarted {
-    running: Running,
+pub struct UnstartedRelay {
+    running: Box<Running>,
     source: Source,
     dialect: Dialect,
     upstream: Arc<Upstream>,
@@ -52,15 +52,15 @@ pub struct Unstarted {
     total: Option<Instant>,
 }
 
-impl Unstarted {
-    pub fn new(commit: &Commit<'_>, running: Running, source: Source) -> Self {
+impl UnstartedRelay {
+    pub fn new(commit: &Commit<'_>, running: Box<Running>, source: Source) -> Self {
         Self {
             running,
             source,
             dialect: commit.route.dialect,
             upstream: Arc::clone(commit.upstream),
-            downstream: Arc::clone(&commit.downstream),
-            reader: Arc::clone(&commit.reader),
+            downstream: Arc::clone(commit.downstream),
+            reader: Arc::clone(commit.reader),
             cut: commit.patience.cut().watch(),
             total: commit.patience.total,
         }
@@ -68,30 +68,31 @@ impl Unstarted {
 
     pub fn start(self, record: Box<Record>) -> Relay {
         let now = Instant::now();
-        if let Some(entry) = record.entry() {
+        if let Some(entry) = record.listed_entry() {
             self.reader.reads(entry);
         }
         Relay {
+            clock: Clock::new(now, self.total),
             running: Some(self.running),
-            entry: record.entry().cloned(),
-            stop_armed: false,
+            entry: record.listed_entry().cloned(),
             record: Some(record),
-            source: self.source,
-            state: State::Flowing,
+            upstream: self.upstream,
+            cut: self.cut,
+            stop_armed: false,
+            flows: false,
             told: false,
             dialect: self.dialect,
-            upstream: self.upstream,
+            state: RelayState::Flowing,
+            source: self.source,
             downstream: self.downstream,
             reader: self.reader,
-            cut: self.cut,
-            clock: Clock::new(now, self.total),
             alone: Alone::default(),
         }
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum RelayState {
     Flowing,
     /// The error to tell, then the break.
     Telling(Bytes),
@@ -103,26 +104,30 @@ enum State {
 }
 
 /// An answer on its way.
+// In this order: what each chunk touches stands together, as a gateway of many streams finds none of it in the cache (decision 0014).
+#[repr(C)]
 #[derive(Debug)]
 pub struct Relay {
+    clock: Clock,
     /// Until the upstream's work is over.
-    running: Option<Running>,
+    running: Option<Box<Running>>,
     /// Until it is settled.
     record: Option<Box<Record>>,
-    source: Source,
-    state: State,
+    /// Whether it is ended from outside.
+    entry: Option<Arc<Entry>>,
+    upstream: Arc<Upstream>,
+    cut: Watch,
+    /// Its waker is there: a relay lives in one task.
+    stop_armed: bool,
+    /// Something of the body has come.
+    flows: bool,
     /// The upstream has told the client of an error itself: nothing is added to that.
     told: bool,
     dialect: Dialect,
-    upstream: Arc<Upstream>,
+    state: RelayState,
+    source: Source,
     downstream: Arc<Downstream>,
     reader: Arc<Reader>,
-    cut: Watch,
-    /// Whether it is ended from outside.
-    entry: Option<Arc<Entry>>,
-    /// Its waker is there: a relay lives in one task.
-    stop_armed: bool,
-    clock: Clock,
     alone: Alone,
 }
 
@@ -130,7 +135,7 @@ type Polled = Poll<Option<Result<Frame<Bytes>, Broken>>>;
 
 impl Relay {
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == RelayState::Done
     }
 
     pub fn exact_length(&self) -> Option<u64> {
@@ -146,17 +151,17 @@ impl Relay {
         self.arm_stop(cx);
         loop {
             match &mut self.state {
-                State::Flowing => {}
-                State::Telling(event) => {
+                RelayState::Flowing => {}
+                RelayState::Telling(event) => {
                     let event = std::mem::take(event);
-                    self.state = State::Flushing {
+                    self.state = RelayState::Flushing {
                         flushes: self.downstream.flushes(),
                     };
                     if !event.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::data(event))));
                     }
                 }
-                State::Flushing { flushes } => {
+                RelayState::Flushing { flushes } => {
                     let here = !self.alone.detached; // else the one that waits sees to that
                     if here && self.downstream.flushes() == *flushes {
                         self.downstream.on_flush(cx.waker());
@@ -165,10 +170,10 @@ impl Relay {
                     if here && self.downstream.http2 {
                         ready!(self.clock.poll_rest(cx, RESET_AFTER));
                     }
-                    self.state = State::Done;
+                    self.state = RelayState::Done;
                     return Poll::Ready(Some(Err(Broken)));
                 }
-                State::Done => return Poll::Ready(None),
+                RelayState::Done => return Poll::Ready(None),
             }
             if let Some(tier) = self.overdue(now) {
                 self.give_up(tier);
@@ -181,7 +186,7 @@ impl Relay {
             if let Some(bytes) = self.next_ready(now) {
                 return self.hand(bytes, now);
             }
-            if self.state != State::Flowing {
+            if self.state != RelayState::Flowing {
                 continue;
             }
             match ready!(self.poll_upstream(cx, now)) {
@@ -206,7 +211,7 @@ impl Relay {
 
     /// The next bytes that are here already.
     fn next_ready(&mut self, now: Instant) -> Option<Bytes> {
-        while self.state == State::Flowing {
+        while self.state == RelayState::Flowing {
             match &mut self.source {
                 Source::Plain { ready, .. } => {
                     let bytes = ready.pop_front()?;
@@ -219,7 +224,7 @@ impl Relay {
                     return Some(bytes);
                 }
                 Source::Events { scanner, first, .. } => {
-                    let piece = first.take().or_else(|| scanner.pop())?;
+                    let piece = first.take().map(|first| *first).or_else(|| scanner.pop())?;
                     if let Some(bytes) = self.pass(piece, now) {
                         return Some(bytes);
                     }
@@ -229,13 +234,17 @@ impl Relay {
         None
     }
 
-    /// The bytes just taken are the last of a known length. hyper drops the body with them and does not ask for its end: to take that for
+    /// The bytes just taken are the last of a known length. The connection drops the body with them and does not ask for its end: to take that for
     /// a client that leaves would cancel an answer that was given in full.
     fn is_last(&self) -> bool {
         let Source::Plain { ready, length, .. } = &self.source else {
             return false;
         };
-        let rest = || self.running.as_ref().and_then(Running::exact_length);
+        let rest = || {
+            self.running
+                .as_ref()
+                .and_then(|running| running.exact_length())
+        };
         length.is_some() && ready.is_empty() && rest() == Some(0)
     }
 
@@ -300,7 +309,7 @@ impl Relay {
 
     fn poll_upstream(&mut self, cx: &mut Task<'_>, now: Instant) -> Poll<Step> {
         let Some(running) = &mut self.running else {
-            self.state = State::Done;
+            self.state = RelayState::Done;
             return Poll::Ready(Step::Again);
         };
         match running.body().poll_data(cx) {
@@ -334,7 +343,9 @@ impl Relay {
     }
 
     fn arrived(&mut self, data: Bytes) {
-        if let Some(record) = &mut self.record {
+        if !std::mem::replace(&mut self.flows, true)
+            && let Some(record) = &mut self.record
+        {
             if !record.has_first_byte() {
                 record.phase(Phase::Streaming);
             }

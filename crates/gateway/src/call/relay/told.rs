@@ -1,11 +1,10 @@
 //! What the client is told of an answer that cannot be completed.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use tidegate_wire::{ErrorText, error_event};
 
 use super::Relay;
+use crate::call::Id;
 use crate::call::outcome::Outcome;
 
 impl Relay {
@@ -16,7 +15,7 @@ impl Relay {
         message: &str,
         sequence: Option<u64>,
     ) -> Bytes {
-        let id = self.record.as_ref().map(|record| Arc::clone(record.id()));
+        let id = self.record.as_ref().map(|record| record.id());
         let (kind, anthropic_kind) = match outcome {
             Outcome::TimedOut => ("timeout_error", "timeout_error"),
             Outcome::Stopped => ("call_stopped", "api_error"),
@@ -29,7 +28,7 @@ impl Relay {
             code: Some(reason),
             param: None,
             anthropic_kind,
-            request_id: id.as_deref(),
+            request_id: id.as_ref().map(Id::text),
         };
         error_event(self.dialect, &text, sequence)
     }

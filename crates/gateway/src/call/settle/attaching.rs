@@ -1,14 +1,13 @@
 //! What the record of a call says of retries that take it up, and that of such a retry.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{Ending, Record};
-use crate::call::outcome::{Outcome, Phase, WaitEnd};
+use crate::call::entry::Entry;
+use crate::call::outcome::{EndedWait, Outcome, Phase, WaitEnd};
 use crate::call::retried::Mark;
-use crate::call::table::Entry;
 
 /// Nobody waits, for now.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +45,29 @@ impl Record {
     }
 
     /// How it all ended, and how the wait did. If nobody came back it is of no interest how the answer ended.
-    pub(super) fn ends(&self) -> (Ending, (WaitEnd, Duration, Phase)) {
+    pub(super) fn ends(&self) -> (Ending, EndedWait) {
         let Some(away) = self.away else {
-            let unknown = (WaitEnd::Failed, self.elapsed(), self.phase);
+            let unknown = || EndedWait {
+                why: WaitEnd::Failed,
+                after: self.elapsed(),
+                phase: self.phase,
+            };
             let dropped = (Outcome::Internal, Some("dropped"));
             return (
                 self.outcome.unwrap_or(dropped),
-                self.wait.unwrap_or(unknown),
+                self.wait.unwrap_or_else(unknown),
             );
         };
         let outcome = match away.how {
             WaitEnd::Stalled => Outcome::ClientStalled,
             _ => Outcome::ClientClosed,
         };
-        ((outcome, None), (away.how, away.since, away.phase))
+        let wait = EndedWait {
+            why: away.how,
+            after: away.since,
+            phase: away.phase,
+        };
+        ((outcome, None), wait)
     }
 
     /// Bytes of the answer that somebody was there for.
@@ -88,17 +96,17 @@ impl Record {
 
     /// This call is to be given the answer of that one.
     pub fn attaches(&mut self, to: &Entry) {
-        self.attached_to = Some(Arc::clone(&to.id));
-        if let Some(entry) = self.entry() {
-            entry.learn(|facts| facts.attached_to = Some(Arc::clone(&to.id)));
+        self.attached_to = Some(to.id);
+        if let Some(entry) = self.listed_entry() {
+            entry.attaches_to(self.attached_to);
         }
     }
 
     /// It was over; this is a call of its own.
     pub fn attaches_no_more(&mut self) {
         self.retry_of = self.attached_to.take().or(self.retry_of.take());
-        if let Some(entry) = self.entry() {
-            entry.learn(|facts| facts.attached_to = None);
+        if let Some(entry) = self.listed_entry() {
+            entry.attaches_to(None);
         }
     }
 
@@ -108,6 +116,6 @@ impl Record {
     }
 
     pub fn principal(&self) -> &str {
-        self.who.principal.name()
+        self.entry().principal.name()
     }
 }

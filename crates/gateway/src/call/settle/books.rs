@@ -1,16 +1,14 @@
 //! What a call that is over adds to the metrics, and what it cost for nobody.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use tidegate_wire::UsageSource;
 
 use super::Record;
-use crate::call::outcome::{Outcome, Phase, WaitEnd, WorkEnd};
+use crate::call::Generation;
+use crate::call::outcome::{EndedWait, EndedWork, Outcome};
 use crate::call::waste::{self, Waste};
+use crate::config::Price;
 use crate::telemetry::metrics::{
-    BoundLabels, CallLabels, PhaseLabels, TokenLabels, UpstreamLabel, WasteLabels,
-    WastedTokenLabels,
+    BoundLabels, CallLabels, PhaseLabels, UpstreamLabel, WasteLabels, WastedTokenLabels,
 };
 use crate::usage::Settled;
 
@@ -18,15 +16,15 @@ impl Record {
     /// What was spent since the client left, and what that costs where its price is known.
     pub(super) fn waste(
         &self,
-        work: WorkEnd,
-        (left, ended): (Duration, Duration),
+        wait: EndedWait,
+        work: EndedWork,
         used: &Settled,
     ) -> (Waste, Option<f64>) {
         let waste = waste::Ended {
-            work,
-            left,
-            ended,
-            kept: self.kept,
+            work: work.why,
+            left: wait.after,
+            ended: work.after,
+            unseen: self.unseen(work.why),
             first_token: self.times.first_token_ms,
             before: self.meter.deltas() - self.meter.since_left(),
             after: self.meter.since_left(),
@@ -34,32 +32,42 @@ impl Record {
             source: used.source,
         }
         .waste();
-        let price = self.generation.as_ref().and_then(|generation| {
-            let prices = &generation.config.prices;
-            let named = self.model.as_deref().and_then(|model| prices.get(model));
-            named.or_else(|| prices.get(&self.listed_model()))
-        });
-        let money = price.zip(waste.tokens);
+        let money = self.price().zip(waste.tokens);
         let money = money.map(|(price, tokens)| price.output * tokens as f64 / 1e6);
         (waste, money)
     }
 
+    /// By the name that the client gave, else by the one that is sent upstream in its place; each exactly, else as it is listed.
+    fn price(&self) -> Option<&Price> {
+        let Generation { config, routes, .. } = &**self.generation();
+        let prices = &config.prices;
+        let priced = |model: &str| {
+            let listed = || prices.get(&routes.listed(model)?);
+            prices.get(model).or_else(listed)
+        };
+        let model = self.entry().model()?;
+        let sent = || {
+            let aliases = &self.entry().upstream()?.settings.aliases;
+            priced(aliases.get(model)?)
+        };
+        priced(model).or_else(sent).or_else(|| prices.get("other"))
+    }
+
     /// The model as the configuration lists it: a bounded set of names.
     fn listed_model(&self) -> String {
-        let listed = self.generation.as_ref().zip(self.model.as_deref());
-        listed
-            .and_then(|(generation, model)| generation.routes.listed(model))
-            .unwrap_or_else(|| "other".to_owned())
+        let routes = &self.entry().generation.routes;
+        let listed = self.entry().model().and_then(|model| routes.listed(model));
+        listed.unwrap_or_else(|| "other".to_owned())
     }
 
     pub(super) fn count_waste(&self, (waste, money): &(Waste, Option<f64>)) {
         let labels = WasteLabels {
             upstream: self.upstream_name(),
             model: self.listed_model(),
-            key: self.who.principal.name().to_owned(),
+            key: self.principal().to_owned(),
         };
         let time = waste.time.as_secs_f64();
-        let metrics = &self.metrics;
+        let metrics = &self.books().metrics;
         metrics.wasted_seconds.get_or_create(&labels).inc_by(time);
         if let Some(money) = money {
             metrics.wasted_money.get_or_create(&labels).inc_by(*money);
@@ -74,60 +82,66 @@ impl Record {
         metrics.wasted_tokens.get_or_create(&labels).inc_by(tokens);
     }
 
-    pub(super) fn count(
-        &self,
-        outcome: Outcome,
-        (wait, phase): (WaitEnd, Phase),
-        waited: Duration,
-        used: &Settled,
-    ) {
-        let labels = CallLabels {
-            upstream: self.upstream_name(),
-            route: self.who.route.name,
-            outcome: outcome.name(),
-        };
-        self.metrics.calls.get_or_create(&labels).inc();
+    pub(super) fn count(&self, outcome: Outcome, wait: EndedWait, used: &Settled) {
+        self.count_outcome(outcome);
         if outcome == Outcome::Internal {
-            self.metrics.panics.inc();
+            self.books().metrics.panics.inc();
         }
-        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
         // A call that was taken up was left before; who left after that is counted by a record of its own.
-        if left || self.attaches > 0 {
+        if wait.is_left() || self.attaches > 0 {
             let labels = PhaseLabels {
-                upstream: labels.upstream,
-                phase: self.left_in.unwrap_or(phase).name(),
+                upstream: self.upstream_name(),
+                phase: self.left_in.unwrap_or(wait.phase).name(),
             };
-            self.metrics.disconnects.get_or_create(&labels).inc();
+            self.books()
+                .metrics
+                .disconnects
+                .get_or_create(&labels)
+                .inc();
         }
         if self.retry_of.is_some() {
             let labels = UpstreamLabel {
                 upstream: self.upstream_name(),
             };
-            self.metrics.abandoned_retries.get_or_create(&labels).inc();
+            self.books()
+                .metrics
+                .abandoned_retries
+                .get_or_create(&labels)
+                .inc();
         }
         if let Some(bound) = self.overrun {
             let labels = BoundLabels {
                 upstream: self.upstream_name(),
                 bound: bound.name(),
             };
-            self.metrics.overruns.get_or_create(&labels).inc();
+            self.books().metrics.overruns.get_or_create(&labels).inc();
         }
-        let Some(upstream) = &self.upstream else {
+        let Some(upstream) = self.families() else {
             return;
         };
-        upstream.call_seconds.observe(waited.as_secs_f64());
+        upstream.call_seconds.observe(wait.after);
         for (direction, tokens) in [("input", used.usage.input), ("output", used.usage.output)] {
             if let Some(tokens) = tokens {
-                let labels = TokenLabels {
-                    upstream: Arc::clone(&upstream.name),
-                    direction,
-                    source: used.source.as_str(),
-                };
-                self.metrics.tokens.get_or_create(&labels).inc_by(tokens);
+                let labels = [direction, used.source.as_str()];
+                upstream.tokens(&self.books().metrics, tokens, labels);
             }
         }
         if used.source == UsageSource::Unknown && self.worked {
             upstream.usage_unknown.inc();
         }
+    }
+
+    fn count_outcome(&self, outcome: Outcome) {
+        let (route, outcome) = (self.entry().route.name, outcome.name());
+        if let Some(upstream) = self.families() {
+            upstream.call(&self.books().metrics, route, outcome);
+            return;
+        }
+        let labels = CallLabels {
+            upstream: self.upstream_name(),
+            route,
+            outcome,
+        };
+        self.books().metrics.calls.get_or_create(&labels).add(1);
     }
 }

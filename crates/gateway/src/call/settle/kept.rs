@@ -6,12 +6,24 @@ use std::time::Duration;
 use http::Method;
 use tokio::sync::oneshot;
 
-use super::{Record, Who};
-use crate::auth::Principal;
-use crate::call::outcome::{EndKnown, WaitEnd, WorkEnd};
-use crate::telemetry::access_log::AccessLog;
+use super::{Record, Standing, Who};
+use crate::call::contract;
+use crate::call::outcome::{EndKnown, WorkEnd};
+use crate::call::wish::Wish;
+use crate::config;
 
 impl Record {
+    /// What goes upstream asks for a stream, or for an answer in one piece.
+    pub fn asks(&mut self, wish: Wish) -> Wish {
+        self.asked_stream = wish.events();
+        wish
+    }
+
+    /// How long the contract keeps the slot once the exchange is closed.
+    pub fn kept_by_contract(&self, upstream: &config::Upstream) -> Duration {
+        contract::kept(upstream, self.asked_stream)
+    }
+
     /// The slot is kept for so long after the exchange.
     pub fn keeps(&mut self, kept: Duration) {
         self.kept = kept;
@@ -42,10 +54,22 @@ impl Record {
         true
     }
 
+    /// How long the server can have run on behind its exchange, as far as anything is known of that.
+    pub(super) fn unseen(&self, work: WorkEnd) -> Option<Duration> {
+        let shown = !matches!(self.known, None | Some(EndKnown::Settled));
+        match (work, self.entry().upstream()) {
+            (WorkEnd::Cancelled, Some(upstream)) if !shown => {
+                contract::unseen(&upstream.settings, self.asked_stream, self.kept)
+            }
+            _ => Some(self.kept),
+        }
+    }
+
     pub(super) fn end_known(&self, work: Option<WorkEnd>) -> Option<&'static str> {
         let plain = match work? {
             WorkEnd::None => return None,
             WorkEnd::Cancelled if self.is_killed() => EndKnown::Killed,
+            WorkEnd::Cancelled if self.unseen(WorkEnd::Cancelled).is_none() => EndKnown::Assumed,
             WorkEnd::Cancelled => EndKnown::Settled,
             WorkEnd::Failed if !self.kept.is_zero() => EndKnown::Settled,
             WorkEnd::Complete | WorkEnd::Failed => EndKnown::Seen,
@@ -56,24 +80,21 @@ impl Record {
 
     /// Its retry will be known.
     pub(super) fn mark_abandoned(&mut self) {
-        let (_, (wait, ..)) = self.ends();
-        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
-        if let (true, Some(mark), None) = (left, self.mark, &self.attached_to) {
+        let (_, wait) = self.ends();
+        if let (true, Some(mark), None) = (wait.is_left(), self.mark, &self.attached_to) {
             self.mark = None;
-            self.retried.abandoned(mark, &self.who.id);
+            self.books().retried.abandoned(mark, self.id());
         }
     }
 
     /// What stays behind of a record that goes on: it is not written.
     fn spent(&self) -> Self {
         let who = Who {
-            id: Arc::clone(&self.who.id),
-            principal: Principal::default(),
             method: Method::GET,
             path: String::new(),
             ..self.who
         };
-        let mut spent = Self::with((&self.metrics, &self.retried), AccessLog::off(), who);
+        let mut spent = Self::with(Standing::Apart(Arc::clone(self.entry())), who);
         spent.settled = true;
         spent
     }

@@ -1,20 +1,19 @@
 //! Calls and the journal: what is noted of one, and the record of one whose process was killed.
 
-use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tidegate_wire::UsageSource;
 
 use super::Record;
 use crate::call::outcome::{EndKnown, Outcome, WaitEnd, WorkEnd};
-use crate::telemetry::access_log::{AccessLog, LostLine};
-use crate::telemetry::journal::{Found, Journal, Noted};
+use crate::telemetry::access_log::{AccessLog, LostLine, Word};
+use crate::telemetry::journal::{FoundAtStart, Journal, Noted};
 use crate::telemetry::metrics::{CallLabels, Metrics};
 
 /// Says of each call that was in flight when an earlier process was killed that it was lost: a line and a count. `is_known`: a name of an
 /// upstream that may be a label.
 pub fn report(
-    found: Found,
+    found: FoundAtStart,
     (log, metrics): (&AccessLog, &Metrics),
     is_known: impl Fn(&str) -> bool,
 ) {
@@ -25,7 +24,7 @@ pub fn report(
             route: "unknown",
             outcome: Outcome::Lost.name(),
         };
-        metrics.calls.get_or_create(&labels).inc();
+        metrics.calls.get_or_create(&labels).add(1);
         let given = |text: &'_ str| !text.is_empty();
         let unknown = if noted.sent {
             (WorkEnd::Unknown, Some(EndKnown::Unknown.name()))
@@ -39,11 +38,11 @@ pub fn report(
             model: Some(noted.model.as_str()).filter(|text| given(text)),
             upstream: Some(noted.upstream.as_str()).filter(|text| given(text)),
             endpoint: Some(noted.endpoint.as_str()).filter(|text| given(text)),
-            outcome: Outcome::Lost.name(),
-            wait_end: WaitEnd::Unknown.name(),
-            work_end: unknown.0.name(),
-            end_known: unknown.1,
-            usage: UsageSource::Unknown.as_str(),
+            outcome: Word(Outcome::Lost.name()),
+            wait_end: Word(WaitEnd::Unknown.name()),
+            work_end: Word(unknown.0.name()),
+            end_known: unknown.1.map(Word),
+            usage: Word(UsageSource::Unknown.as_str()),
         };
         log.write_lost(&line, place);
     }
@@ -65,15 +64,16 @@ impl Record {
 
     fn noted(&self) -> Noted {
         let began = self.began_at.duration_since(UNIX_EPOCH);
-        let text = |text: Option<&Arc<str>>| text.map_or_else(String::new, |text| text.to_string());
+        let call = self.entry();
+        let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
         Noted {
             began: u64::try_from(began.unwrap_or_default().as_micros()).unwrap_or(u64::MAX),
             sent: self.worked,
-            id: self.who.id.to_string(),
-            principal: self.who.principal.name().to_owned(),
-            model: self.model.clone().unwrap_or_default(),
-            upstream: text(self.upstream.as_ref().map(|u| &u.name)),
-            endpoint: text(self.endpoint.as_ref()),
+            id: call.id.text().to_owned(),
+            principal: call.principal.name().to_owned(),
+            model: text(call.model()),
+            upstream: text(call.upstream().map(|at| &*at.name)),
+            endpoint: text(call.endpoint().map(|at| &*at.authority)),
         }
     }
 }

@@ -4,22 +4,25 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, Method};
+use http::Method;
 use tidegate_wire::{Facts, Peek};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::attendance::Attendance;
 use super::contract::Bound;
-use super::outcome::{EndKnown, Outcome, Phase, Rejection, WaitEnd, WorkEnd};
+use super::entry::{Entry, WorkState};
+use super::outcome::{EndKnown, EndedWait, EndedWork, Outcome, Phase, Rejection, WaitEnd, WorkEnd};
 use super::retried::{Mark, Retried};
-use super::table::{By, Entry, Listed, State};
+use super::stop::By;
+use super::table::{Listed, Table};
 use super::upload::Upload;
-use super::{Generation, RouteFacts, aftermath};
-use crate::auth::Principal;
-use crate::telemetry::access_log::{AccessLog, Line, Times};
-use crate::telemetry::journal::Place;
+use super::{Generation, Id, aftermath};
+use crate::fields::Fields;
+use crate::telemetry::access_log::{AccessLog, Line, Times, Word};
+use crate::telemetry::journal::JournalPlace;
 use crate::telemetry::metrics::{Metrics, TierLabels, UpstreamLabel, UpstreamMetrics};
+use crate::upstream::EndpointState;
 use crate::upstream::route::Target;
 use crate::usage::Meter;
 
@@ -33,76 +36,106 @@ use attaching::Away;
 pub use begin::Edge;
 use begin::shown;
 
+/// Where every call is written down.
+#[derive(Clone, Debug)]
+pub struct Books {
+    metrics: Arc<Metrics>,
+    log: AccessLog,
+    /// The calls in flight.
+    pub(super) table: Table,
+    /// Abandoned calls, to know their retries by.
+    retried: Retried,
+}
+
+impl Books {
+    pub fn new(metrics: &Arc<Metrics>, log: AccessLog, table: Table) -> Self {
+        Self {
+            metrics: Arc::clone(metrics),
+            log,
+            table,
+            retried: Retried::default(),
+        }
+    }
+}
+
 /// Collects what happens to a call; settled once, at the latest when it is dropped.
+// In this order: what each chunk of a stream touches is one line of the cache.
+#[repr(C)]
 #[derive(Debug)]
 pub struct Record {
-    metrics: Arc<Metrics>,
-    /// The upstream's own families, once the call is routed.
-    upstream: Option<Arc<UpstreamMetrics>>,
-    log: AccessLog,
+    standing: Standing,
+    response_bytes: u64,
+    pub meter: Meter,
     /// Its record in the journal, until its line is written.
-    place: Option<Place>,
-    /// Its place among the calls in flight, until its slot is given back.
-    listed: Option<Listed>,
+    place: Option<JournalPlace>,
     began: Instant,
     began_at: SystemTime,
     who: Who,
     phase: Phase,
-    phase_since: Instant,
-    /// Why, when, and in which phase.
-    wait: Option<(WaitEnd, Duration, Phase)>,
-    work: Option<(WorkEnd, Duration)>,
+    /// After the beginning.
+    phase_since: Duration,
+    wait: Option<EndedWait>,
+    work: Option<EndedWork>,
     worked: bool,
     overrun: Option<Bound>,
     outcome: Option<Ending>,
     likely: Option<Ending>,
-    pub meter: Meter,
     times: Times,
-    model: Option<String>,
     stream: bool,
-    endpoint: Option<Arc<str>>,
     status: Option<u16>,
     attempts: u32,
     request_bytes: u64,
-    response_bytes: u64,
+    /// What went upstream asked for a stream.
+    asked_stream: bool,
     /// How long the slot is kept after the exchange.
     kept: Duration,
     /// How it is known that the work has ended, where that is not plain.
     known: Option<EndKnown>,
     /// Who keeps the slot until the server shows that the work has ended: it settles the record.
     keeper: Option<oneshot::Sender<Box<Self>>>,
-    retried: Retried,
     /// What its retry would be known by.
     mark: Option<Mark>,
     /// The abandoned call that this one tries again.
-    retry_of: Option<Arc<str>>,
+    retry_of: Option<Id>,
     /// The call whose answer this one is given.
-    attached_to: Option<Arc<str>>,
+    attached_to: Option<Id>,
     /// The last waiter has left, and a retry may still take the call up.
     away: Option<Away>,
     /// In which phase that happened first.
     left_in: Option<Phase>,
     /// Retries that did.
     attaches: u32,
-    /// What its model is called in the configuration, and what that costs.
-    generation: Option<Arc<Generation>>,
     settled: bool,
 }
 
 /// The outcome and its reason.
 type Ending = (Outcome, Option<&'static str>);
 
-/// What is known of a call from its beginning.
+/// The call, and whether others see it.
+#[derive(Debug)]
+enum Standing {
+    /// It has its place among the calls in flight, until its slot is given back.
+    Listed(Listed),
+    /// It has none, or none any more.
+    Apart(Arc<Entry>),
+}
+
+/// What is known of a call from its beginning, and nobody else's concern.
 #[derive(Debug)]
 struct Who {
-    id: Arc<str>,
-    route: RouteFacts,
-    principal: Principal,
     peer: SocketAddr,
     method: Method,
     path: String,
     client_retry: Option<u32>,
-    generation: u64,
+}
+
+impl Standing {
+    fn entry(&self) -> &Arc<Entry> {
+        match self {
+            Self::Listed(listed) => listed.entry(),
+            Self::Apart(entry) => entry,
+        }
+    }
 }
 
 impl Record {
@@ -114,13 +147,27 @@ impl Record {
         aftermath::note(rejection, self);
     }
 
-    pub fn id(&self) -> &Arc<str> {
-        &self.who.id
+    /// The call and its facts.
+    fn entry(&self) -> &Arc<Entry> {
+        self.standing.entry()
+    }
+
+    fn books(&self) -> &Books {
+        &self.entry().books
+    }
+
+    /// The upstream's own families, once the call is routed.
+    fn families(&self) -> Option<&UpstreamMetrics> {
+        self.entry().upstream().map(|upstream| &*upstream.families)
+    }
+
+    pub fn id(&self) -> Id {
+        self.entry().id
     }
 
     /// Stands for the key in the limiter.
     pub fn flow(&self) -> u64 {
-        self.who.principal.flow()
+        self.entry().principal.flow()
     }
 
     pub fn elapsed(&self) -> Duration {
@@ -129,35 +176,51 @@ impl Record {
 
     /// The call goes on to `phase`; the time in the one before is counted.
     pub fn phase(&mut self, phase: Phase) {
-        let now = Instant::now();
-        if let Some(upstream) = &self.upstream {
-            upstream
-                .phase(self.phase.name())
-                .observe(now.duration_since(self.phase_since).as_secs_f64());
+        self.phase_after(phase, self.elapsed());
+    }
+
+    /// As [`phase`](Self::phase), with the moment of what led to it.
+    pub fn phase_from(&mut self, phase: Phase, now: Instant) {
+        self.phase_after(phase, now.duration_since(self.began));
+    }
+
+    fn phase_after(&mut self, phase: Phase, after: Duration) {
+        if let Some(upstream) = self.families() {
+            let time = after.saturating_sub(self.phase_since);
+            upstream.phase(self.phase as u8, time);
         }
         self.phase = phase;
-        self.phase_since = now;
+        self.phase_since = after;
         if phase == Phase::Queued {
-            self.times.queued_ms = Some(now.duration_since(self.began));
+            self.times.queued_ms.get_or_insert(after);
         }
-        if let Some(listed) = &self.listed {
-            listed.entry().phase(phase);
+        if let Some(entry) = self.listed_entry() {
+            entry.phase(phase);
         }
     }
 
-    /// The call as it can be seen and ended from outside.
-    pub fn entry(&self) -> Option<&Arc<Entry>> {
-        self.listed.as_ref().map(Listed::entry)
+    /// The same as [`entry`](Self::entry), as long as the call's place in the table is this record's: until then it is the record that says
+    /// how far the call is, and that heeds whoever ends it. `None` once the place has gone to whoever keeps the slot, and for what never had
+    /// one.
+    pub fn listed_entry(&self) -> Option<&Arc<Entry>> {
+        match &self.standing {
+            Standing::Listed(listed) => Some(listed.entry()),
+            Standing::Apart(_) => None,
+        }
     }
 
     /// The place in the table goes with what is left of the call.
     pub fn hand_over_place(&mut self) -> Option<Listed> {
-        self.listed.take()
+        let apart = Standing::Apart(Arc::clone(self.entry()));
+        match std::mem::replace(&mut self.standing, apart) {
+            Standing::Listed(listed) => Some(listed),
+            Standing::Apart(_) => None,
+        }
     }
 
     /// The operator wants all of it to end.
     pub fn is_killed(&self) -> bool {
-        let stopped = self.entry().and_then(|entry| entry.stopped());
+        let stopped = self.listed_entry().and_then(|entry| entry.stopped());
         stopped == Some(By::Operator)
     }
 
@@ -168,7 +231,7 @@ impl Record {
     }
 
     pub fn show_tokens(&self) {
-        if let Some(entry) = self.entry() {
+        if let Some(entry) = self.listed_entry() {
             entry.tokens(self.meter.deltas());
         }
     }
@@ -178,26 +241,21 @@ impl Record {
     /// # Errors
     ///
     /// [`Rejection::Internal`], if reading a long body failed.
-    pub async fn received(
-        &mut self,
-        headers: &HeaderMap,
-        upload: &Upload,
-    ) -> Result<(), Rejection> {
+    pub async fn received(&mut self, fields: &Fields, upload: &Upload) -> Result<(), Rejection> {
         self.request_bytes = upload.len();
         self.times.received_ms = Some(self.elapsed());
-        let who = &self.who;
-        self.mark = Mark::of(headers, &who.principal, &who.path, upload).await?;
-        self.retry_of = self.mark.and_then(|mark| self.retried.first(mark));
+        self.mark = Mark::of(fields, &self.entry().principal, &self.who.path, upload).await?;
+        self.retry_of = self.mark.and_then(|mark| self.books().retried.first(mark));
         Ok(())
     }
 
-    /// The endpoint that was tried last, by its name.
-    pub fn endpoint(&self) -> Option<&Arc<str>> {
-        self.endpoint.as_ref()
+    /// The endpoint that was tried last.
+    pub fn endpoint(&self) -> Option<&Arc<EndpointState>> {
+        self.entry().endpoint()
     }
 
-    pub fn generation(&self) -> Option<&Arc<Generation>> {
-        self.generation.as_ref()
+    pub fn generation(&self) -> &Arc<Generation> {
+        &self.entry().generation
     }
 
     /// When the first token came.
@@ -206,31 +264,27 @@ impl Record {
     }
 
     pub fn routed(&mut self, target: &Target<'_>, peek: Option<&Peek>) {
-        self.upstream = Some(Arc::clone(&target.upstream.families));
-        if let Some(entry) = self.entry() {
-            entry.learn(|facts| {
-                let model = peek.and_then(|peek| peek.model.as_deref());
-                facts.model = model.map(|model| shown(model).into());
-                facts.upstream = Some(Arc::clone(&target.upstream.name));
-                facts.contract = target.upstream.settings.abandon.contract.name();
-            });
-        }
         if let Some(peek) = peek {
-            self.model = peek.model.as_deref().map(|m| shown(m).to_owned());
+            if let Some(model) = &peek.model {
+                self.entry().asks_for(shown(model));
+            }
             self.stream = peek.stream;
         }
+        self.entry().goes_to(target);
         self.note();
     }
 
     /// The one fact needed when somebody asks for a model that is not here.
     pub fn refused_model(&mut self, why: &Rejection) {
         if let Rejection::UnknownModel(model) = why {
-            self.model = Some(shown(model).to_owned());
+            self.entry().asks_for(shown(model));
         }
     }
 
-    pub fn admitted(&mut self) {
-        self.times.admitted_ms = Some(self.elapsed());
+    /// It has its slot, after so long in the queue: at once, if it never stood there.
+    pub fn admitted(&mut self, queued_for: Duration) {
+        let at_once = self.times.queued_ms.filter(|_| queued_for.is_zero());
+        self.times.admitted_ms = Some(at_once.unwrap_or_else(|| self.elapsed()));
     }
 
     /// Connections that were tried so far.
@@ -239,23 +293,23 @@ impl Record {
     }
 
     /// One more connection is tried; from here on there may be work upstream.
-    pub fn attempt(&mut self, endpoint: &Arc<str>) {
+    pub fn attempt(&mut self, endpoint: &Arc<EndpointState>) {
         self.attempts += 1;
-        self.endpoint = Some(Arc::clone(endpoint));
-        if let Some(entry) = self.entry() {
-            entry.learn(|facts| facts.endpoint = Some(Arc::clone(endpoint)));
-        }
+        self.entry().tries(endpoint);
     }
 
     /// The request goes out, now that [`Phase::WaitingHead`] has begun.
     pub fn sent(&mut self) {
         self.worked = true;
         self.note();
-        self.times.sent_ms = Some(self.phase_since.duration_since(self.began));
+        self.times.sent_ms = Some(self.phase_since);
     }
 
-    pub fn head(&mut self) {
-        self.times.head_ms = Some(self.elapsed());
+    /// The head of the answer is here, since the moment that is returned.
+    pub fn head(&mut self) -> Instant {
+        let now = Instant::now();
+        self.times.head_ms = Some(now.duration_since(self.began));
+        now
     }
 
     pub fn first_byte(&mut self) {
@@ -268,11 +322,11 @@ impl Record {
         if self.times.first_token_ms.is_none() {
             let elapsed = self.elapsed();
             self.times.first_token_ms = Some(elapsed);
-            if let Some(entry) = self.entry() {
+            if let Some(entry) = self.listed_entry() {
                 entry.first_token(elapsed);
             }
-            if let Some(upstream) = &self.upstream {
-                upstream.ttft_seconds.observe(elapsed.as_secs_f64());
+            if let Some(upstream) = self.families() {
+                upstream.ttft_seconds.observe(elapsed);
             }
         }
     }
@@ -292,6 +346,11 @@ impl Record {
     /// Something was sent upstream.
     pub fn has_worked(&self) -> bool {
         self.worked
+    }
+
+    /// Work may have begun upstream: its own, or that of the call whose answer it waits for.
+    pub fn may_have_run(&self) -> bool {
+        self.worked || self.attached_to.is_some()
     }
 
     pub fn has_first_byte(&self) -> bool {
@@ -335,17 +394,31 @@ impl Record {
     }
 
     pub fn wait_ended(&mut self, why: WaitEnd) {
-        self.wait_ended_after(why, self.elapsed());
+        if self.wait.is_none() {
+            self.wait_ended_after(why, self.elapsed());
+        }
+    }
+
+    /// The answer is here, all of it, and the client has it: everything ends at once.
+    pub fn answered(&mut self) {
+        let after = self.elapsed();
+        self.work_ended_after(WorkEnd::Complete, after);
+        self.phase_after(Phase::Done, after);
+        self.wait_ended_after(WaitEnd::Answered, after);
     }
 
     fn wait_ended_after(&mut self, why: WaitEnd, after: Duration) {
         if self.wait.is_none() {
             self.meter.left();
-            if let (WaitEnd::Left | WaitEnd::Stalled, Some(entry)) = (why, self.entry()) {
+            if let (WaitEnd::Left | WaitEnd::Stalled, Some(entry)) = (why, self.listed_entry()) {
                 entry.left(after);
-                entry.state(State::Abandoned);
+                entry.state(WorkState::Abandoned);
             }
-            self.wait = Some((why, after, self.phase));
+            self.wait = Some(EndedWait {
+                why,
+                after,
+                phase: self.phase,
+            });
         }
     }
 
@@ -358,12 +431,20 @@ impl Record {
         });
     }
 
-    /// The upstream's work is over, as far as the upstream's contract lets us know.
-    pub fn work_ended(&mut self, why: WorkEnd) {
-        let elapsed = self.elapsed();
+    /// The upstream's work is over, as far as the upstream's contract lets us know; since the moment that is returned.
+    pub fn work_ended(&mut self, why: WorkEnd) -> Instant {
+        let after = match self.work {
+            Some(work) => work.after,
+            None => self.elapsed(),
+        };
+        self.work_ended_after(why, after);
+        self.began + after
+    }
+
+    fn work_ended_after(&mut self, why: WorkEnd, after: Duration) {
         let why = if self.worked { why } else { WorkEnd::None };
-        self.work.get_or_insert((why, elapsed));
-        if let Some(entry) = self.entry() {
+        self.work.get_or_insert(EndedWork { why, after });
+        if let Some(entry) = self.listed_entry() {
             entry.listens(false);
         }
     }
@@ -373,7 +454,7 @@ impl Record {
             upstream: self.upstream_name(),
             tier: tier.name(),
         };
-        self.metrics.timeouts.get_or_create(&labels).inc();
+        self.books().metrics.timeouts.get_or_create(&labels).inc();
     }
 
     pub fn malformed(&self, events: u32) {
@@ -381,7 +462,8 @@ impl Record {
             let labels = UpstreamLabel {
                 upstream: self.upstream_name(),
             };
-            self.metrics
+            self.books()
+                .metrics
                 .malformed_events
                 .get_or_create(&labels)
                 .inc_by(u64::from(events));
@@ -389,71 +471,91 @@ impl Record {
     }
 
     pub fn upstream_name(&self) -> Arc<str> {
-        self.upstream
-            .as_ref()
-            .map_or_else(|| "".into(), |u| Arc::clone(&u.name))
+        self.entry()
+            .upstream()
+            .map_or_else(|| "".into(), |at| Arc::clone(&at.name))
     }
 
     /// Writes the record; later calls change nothing. Where the slot is kept until the server shows that the work has ended, it is written
     /// then.
     pub fn settle(&mut self) {
+        if !self.settled {
+            self.settle_after(self.elapsed());
+        }
+    }
+
+    /// As [`settle`](Self::settle), of a call that has just been done.
+    pub fn settle_done(&mut self) {
+        self.settle_after(self.phase_since);
+    }
+
+    /// `None`: nothing was sent upstream. Work of whose end nothing was heard has failed by the time the record is `settled`.
+    fn ended_work(&self, settled: Duration) -> Option<EndedWork> {
+        let failed = EndedWork {
+            why: WorkEnd::Failed,
+            after: settled,
+        };
+        match self.work {
+            Some(work) if work.why != WorkEnd::None => Some(work),
+            _ => self.worked.then_some(failed),
+        }
+    }
+
+    fn settle_after(&mut self, settled: Duration) {
         if self.settled || self.hand_on() {
             return;
         }
         self.settled = true;
-        let ((outcome, reason), (wait, waited, phase)) = self.ends();
-        let work = match self.work {
-            Some((why, at)) if why != WorkEnd::None => Some((why, at)),
-            _ => self.worked.then(|| (WorkEnd::Failed, self.elapsed())),
-        };
+        let ((outcome, reason), wait) = self.ends();
+        let work = self.ended_work(settled);
         if self.phase != Phase::Done {
             // The phase it ended in counts like those it passed through.
-            self.phase(self.phase);
+            self.phase_after(self.phase, settled);
         }
         let used = self.meter.settle();
-        self.count(outcome, (wait, phase), waited, &used);
-        let left = matches!(wait, WaitEnd::Left | WaitEnd::Stalled);
-        let waste = work.filter(|_| left).map(|(work, ended)| {
-            let waste = self.waste(work, (waited, ended), &used);
+        self.count(outcome, wait, &used);
+        let waste = work.filter(|_| wait.is_left()).map(|work| {
+            let waste = self.waste(wait, work, &used);
             self.count_waste(&waste);
             waste
         });
         self.mark_abandoned();
-        if !self.log.is_on() {
+        if !self.books().log.is_on() {
             return;
         }
-        let who = &self.who;
+        let place = self.place.take();
+        let (who, call) = (&self.who, self.entry());
         let line = Line {
             time: self.began_at,
-            id: &who.id,
-            principal: who.principal.name(),
+            id: Word(call.id.text()),
+            principal: Word(call.principal.name()),
             peer: who.peer,
-            method: who.method.as_str(),
+            method: Word(who.method.as_str()),
             path: &who.path,
-            dialect: super::dialect_name(who.route.dialect),
-            model: self.model.as_deref(),
+            dialect: Word(super::dialect_name(call.route.dialect)),
+            model: call.model(),
             stream: self.stream,
-            upstream: self.upstream.as_ref().map(|u| &*u.name),
-            endpoint: self.endpoint.as_deref(),
+            upstream: call.upstream().map(|at| Word(&at.name)),
+            endpoint: call.endpoint().map(|at| &*at.authority),
             status: self.status,
-            outcome: outcome.name(),
-            reason,
-            phase: phase.name(),
-            wait_end: wait.name(),
-            wait_ended_ms: waited,
-            work_end: work.map_or(WorkEnd::None, |(why, _)| why).name(),
-            work_ended_ms: work.map(|(_, at)| at),
-            end_known: self.end_known(work.map(|(why, _)| why)),
-            overrun: self.overrun.map(Bound::name),
+            outcome: Word(outcome.name()),
+            reason: reason.map(Word),
+            phase: Word(wait.phase.name()),
+            wait_end: Word(wait.why.name()),
+            wait_ended_ms: wait.after,
+            work_end: Word(work.map_or(WorkEnd::None, |work| work.why).name()),
+            work_ended_ms: work.map(|work| work.after),
+            end_known: self.end_known(work.map(|work| work.why)).map(Word),
+            overrun: self.overrun.map(|bound| Word(bound.name())),
             slot_kept_ms: (!self.kept.is_zero()).then_some(self.kept),
             wasted_tokens: waste.and_then(|(waste, _)| waste.tokens),
-            waste: waste.map(|(waste, _)| waste.known.name()),
+            waste: waste.map(|(waste, _)| Word(waste.known.name())),
             wasted_ms: waste.map(|(waste, _)| waste.time),
             wasted_money: waste.and_then(|(_, money)| money),
-            retry_of: self.retry_of.as_deref(),
-            attached_to: self.attached_to.as_deref(),
+            retry_of: self.retry_of.as_ref().map(|id| Word(id.text())),
+            attached_to: self.attached_to.as_ref().map(|id| Word(id.text())),
             attaches: (self.attaches > 0).then_some(self.attaches),
-            settled_ms: self.elapsed(),
+            settled_ms: settled,
             times: self.times,
             attempts: self.attempts,
             client_retry: who.client_retry,
@@ -462,10 +564,10 @@ impl Record {
             events: self.meter.events(),
             input_tokens: used.usage.input,
             output_tokens: used.usage.output,
-            usage: used.source.as_str(),
-            generation: who.generation,
+            usage: Word(used.source.as_str()),
+            generation: call.generation.number,
         };
-        self.log.write(&line, self.place.take());
+        call.books.log.write(&line, place);
     }
 }
 

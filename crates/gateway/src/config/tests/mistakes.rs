@@ -80,7 +80,10 @@ fn every_answer_has_a_line_and_most_a_way_out() {
 #[test]
 fn c134_only_what_was_written_can_contradict_itself() {
     assert_eq!(
-        loaded(&format!("[timeouts]\ntotal = \"5m\"{UPSTREAM}")).warnings,
+        loaded(&format!(
+            "[timeouts]\ntotal = \"5m\"{UPSTREAM}kind = \"vllm\""
+        ))
+        .warnings,
         []
     );
 }

@@ -9,7 +9,56 @@ fn the_smallest_file_is_one_upstream() {
         loaded.config,
         Config::one_upstream(address("127.0.0.1:8000"))
     );
-    assert_eq!(loaded.warnings, []);
+    let warned: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert!(
+        matches!(&warned[..], [kind] if kind.contains("`tidegate probe http://127.0.0.1:8000` finds out")),
+        "{warned:?}"
+    );
+}
+
+#[test]
+fn what_a_server_does_that_is_left_is_known_from_its_kind_or_from_the_operator() {
+    for (more, known, warns) in [
+        ("", false, true),
+        ("kind = \"other\"", false, false),
+        ("slots = 2", false, true),
+        ("kind = \"vllm\"", true, false),
+        ("settle = \"0s\"", true, false),
+        ("on_abandon = \"cancel\"", true, false),
+    ] {
+        let text = format!("[[upstreams]]\nurl = \"http://a\"\n{more}");
+        let loaded = loaded(&text);
+        assert_eq!(loaded.config.upstreams[0].stops_known, known, "{more}");
+        assert_eq!(!loaded.warnings.is_empty(), warns, "{more}");
+        let again = loaded_with(&effective::toml(&loaded), &[]);
+        assert_eq!(again.config, loaded.config, "{more}");
+    }
+    let known = loaded("[[upstreams]]\nurl = \"https://api.openai.com\"");
+    assert!(known.config.upstreams[0].stops_known);
+    assert_eq!(known.warnings, [], "its host tells");
+}
+
+#[test]
+fn a_settle_that_is_written_is_that_of_every_answer() {
+    let text = "[[upstreams]]\nurl = \"http://a\"\nkind = \"llama.cpp\"\n";
+    let of_kind = loaded(text);
+    let upstream = &of_kind.config.upstreams[0];
+    assert_eq!(
+        (upstream.settle, upstream.settle_whole),
+        (Duration::from_millis(250), Some(Duration::from_secs(1)))
+    );
+    let printed = effective::toml(&of_kind);
+    assert!(
+        printed.contains("# settle = \"250ms\", of an answer in one piece \"1s\" # kind llama.cpp"),
+        "{printed}"
+    );
+    assert_eq!(loaded(&printed).config, of_kind.config);
+    let written = loaded(&format!("{text}settle = \"2s\""));
+    let upstream = &written.config.upstreams[0];
+    assert_eq!(
+        (upstream.settle, upstream.settle_whole),
+        (Duration::from_secs(2), None)
+    );
 }
 
 /// Case C137: what nobody wrote is safe.
@@ -142,7 +191,7 @@ fn unknown_models_are_refused_where_models_are_listed() {
 
 #[test]
 fn warnings_are_no_mistakes() {
-    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\nsettle = \"0s\"\n";
     for (text, expected) in [
         (
             format!("[server]\nkeep_alive = \"5s\"\n{upstream}"),
@@ -194,7 +243,7 @@ fn warnings_are_no_mistakes() {
         );
         assert!(!said.contains("MARKER"));
     }
-    let shared = "[[upstreams]]\nname = \"a\"\nurl = \"http://h\"\nmodels = [\"a\"]\n[[upstreams]]\nname = \"b\"\nurl = \"http://h\"\nmodels = [\"b\"]";
+    let shared = "[[upstreams]]\nname = \"a\"\nkind = \"vllm\"\nurl = \"http://h\"\nmodels = [\"a\"]\n[[upstreams]]\nname = \"b\"\nkind = \"vllm\"\nurl = \"http://h\"\nmodels = [\"b\"]";
     assert!(
         loaded(shared).warnings[0]
             .to_string()
@@ -375,7 +424,7 @@ fn the_count_that_is_asked_for_is_one_that_the_server_keeps() {
 
 #[test]
 fn a_grace_for_retries_is_the_operators_choice() {
-    let upstream = "[[upstreams]]\nurl = \"http://a\"\n";
+    let upstream = "[[upstreams]]\nurl = \"http://a\"\nsettle = \"0s\"\n";
     assert_eq!(loaded(upstream).config.upstreams[0].attach, None);
     let text = format!("{upstream}attach.grace = \"30s\"\nabandon.tokens = 9");
     let graced = loaded(&text);

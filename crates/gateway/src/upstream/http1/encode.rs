@@ -1,36 +1,58 @@
 //! A request: from parts to bytes on the socket.
 
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
-use http::header::{CONTENT_LENGTH, HOST};
-use http::{HeaderMap, Method};
+use bytes::{Buf, Bytes, BytesMut};
+use http::Method;
 use tokio::io::AsyncWrite;
 
+use crate::fields::Sent;
 use crate::upstream::exchange::{Failure, RequestBody};
 use crate::upstream::upload::{Streamed, UploadError};
 
-/// A request's first line and fields. Its `Host` and its length are not among the fields.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestHead<'a> {
+/// Reserved for a head; most are shorter.
+const HEAD_BYTES: usize = 1024;
+
+/// The first line and the fields of a request as it goes upstream. Its `Host` and its length are not among the fields.
+#[derive(Clone, Copy)]
+pub struct SentHead<'a> {
     pub method: &'a Method,
     /// Path and query.
     pub target: &'a str,
     pub host: &'a str,
-    pub headers: &'a HeaderMap,
+    pub fields: &'a Sent,
+    /// A small body, which goes out with the head; then no other follows.
+    pub body: &'a [u8],
 }
 
 /// What is still to be written of one request.
-#[derive(Debug)]
-pub(super) struct Outgoing {
+// In this order: what is looked at for each chunk of the answer stands beside what else is.
+#[repr(C)]
+pub(super) struct OutgoingRequest {
+    flushed: bool,
     /// The head; later empty.
-    head: Bytes,
+    head: BytesMut,
     /// The body, or the part of a streamed one that is in hand.
     data: Bytes,
     rest: Option<Rest>,
-    flushed: bool,
+}
+
+impl fmt::Debug for SentHead<'_> {
+    /// Without what its client sent.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.host)
+    }
+}
+
+impl fmt::Debug for OutgoingRequest {
+    /// Without the upstream's key and the client's body.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (head, data) = (self.head.len(), self.data.len());
+        write!(f, "{head} bytes of a head, {data} of a body")
+    }
 }
 
 /// A body that comes from the client while it is sent.
@@ -40,20 +62,20 @@ struct Rest {
     left: u64,
 }
 
-impl Outgoing {
+impl OutgoingRequest {
     pub(super) fn done() -> Self {
         Self {
-            head: Bytes::new(),
+            head: BytesMut::new(),
             data: Bytes::new(),
             rest: None,
             flushed: true,
         }
     }
 
-    pub(super) fn new(head: RequestHead<'_>, body: RequestBody) -> Self {
+    pub(super) fn new(head: SentHead<'_>, body: RequestBody) -> Self {
         let (data, rest, length) = match body {
-            RequestBody::Whole(data) => {
-                let data = data.unwrap_or_default();
+            RequestBody::Whole(None) => (Bytes::new(), None, head.body.len() as u64),
+            RequestBody::Whole(Some(data)) => {
                 let length = data.len() as u64;
                 (data, None, length)
             }
@@ -64,7 +86,7 @@ impl Outgoing {
             }
         };
         Self {
-            head: head.bytes(length),
+            head: head.encode(length),
             data,
             rest,
             flushed: false,
@@ -83,8 +105,7 @@ impl Outgoing {
     ) -> Result<Option<io::Error>, Failure> {
         while !self.flushed {
             if self.head.has_remaining() || self.data.has_remaining() {
-                let parts = [IoSlice::new(&self.head), IoSlice::new(&self.data)];
-                match Pin::new(&mut *io).poll_write_vectored(cx, &parts) {
+                match self.poll_write(io, cx) {
                     Poll::Ready(Ok(0)) => return Ok(Some(io::ErrorKind::WriteZero.into())),
                     Poll::Ready(Ok(written)) => self.advance(written),
                     Poll::Ready(Err(error)) => return Ok(Some(error)),
@@ -111,12 +132,27 @@ impl Outgoing {
         Ok(None)
     }
 
+    fn poll_write(
+        &self,
+        io: &mut (impl AsyncWrite + Unpin),
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if self.data.is_empty() {
+            return Pin::new(io).poll_write(cx, &self.head);
+        }
+        let parts = [IoSlice::new(&self.head), IoSlice::new(&self.data)];
+        Pin::new(io).poll_write_vectored(cx, &parts)
+    }
+
     fn advance(&mut self, written: usize) {
         if let Some(rest) = &self.rest {
             rest.body.sent().mark();
         }
         let of_head = written.min(self.head.len());
         self.head.advance(of_head);
+        if self.head.is_empty() {
+            self.head = BytesMut::new();
+        }
         self.data.advance((written - of_head).min(self.data.len()));
         if self.data.is_empty() {
             // The request's memory is given back as soon as the kernel has it.
@@ -149,37 +185,24 @@ impl Outgoing {
     }
 }
 
-impl RequestHead<'_> {
-    fn bytes(&self, length: u64) -> Bytes {
-        let Self {
-            method,
-            target,
-            host,
-            headers,
-        } = *self;
-        let fields: usize = headers
-            .iter()
-            .map(|(name, value)| name.as_str().len() + value.len() + 4)
-            .sum();
-        let mut head = Vec::with_capacity(fields + target.len() + host.len() + 80);
-        for part in [method.as_str(), " ", target, " HTTP/1.1\r\nhost: ", host] {
+impl SentHead<'_> {
+    fn encode(&self, length: u64) -> BytesMut {
+        let mut head = BytesMut::with_capacity(HEAD_BYTES);
+        for part in [self.method.as_str(), " ", self.target] {
             head.extend_from_slice(part.as_bytes());
         }
-        let others = headers
-            .iter()
-            .filter(|(name, _)| *name != HOST && *name != CONTENT_LENGTH);
-        for (name, value) in others {
-            head.extend_from_slice(b"\r\n");
-            head.extend_from_slice(name.as_str().as_bytes());
-            head.extend_from_slice(b": ");
-            head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b" HTTP/1.1\r\nhost: ");
+        head.extend_from_slice(self.host.as_bytes());
+        for line in self.fields.lines() {
+            head.extend_from_slice(line.written);
         }
         // A method that means something with a body says that there is none.
-        if length > 0 || matches!(*method, Method::POST | Method::PUT | Method::PATCH) {
+        if length > 0 || matches!(*self.method, Method::POST | Method::PUT | Method::PATCH) {
             head.extend_from_slice(b"\r\ncontent-length: ");
             head.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
         }
         head.extend_from_slice(b"\r\n\r\n");
-        head.into()
+        head.extend_from_slice(self.body);
+        head
     }
 }

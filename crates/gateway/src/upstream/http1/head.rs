@@ -2,24 +2,17 @@
 
 use std::mem::MaybeUninit;
 
-use bytes::BytesMut;
-use http::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue};
-use http::{Response, Version, response};
+use bytes::{Buf as _, BytesMut};
+use http::Version;
 
+use crate::fields::{Reading, UpstreamHead};
 use crate::upstream::exchange::Failure;
 
 /// Most header fields of a response.
 const FIELDS_MAX: usize = 128;
 
-/// A head, and whether the server leaves the connection open after it.
-#[derive(Debug)]
-pub(super) struct Head {
-    pub(super) parts: response::Parts,
-    pub(super) keeps: bool,
-}
-
 /// Takes one whole head off the front of `unread`; `None` if it is not all there.
-pub(super) fn parse(unread: &mut BytesMut) -> Result<Option<Head>, Failure> {
+pub(super) fn parse(unread: &mut BytesMut) -> Result<Option<UpstreamHead>, Failure> {
     if unread.is_empty() {
         return Ok(None);
     }
@@ -41,35 +34,21 @@ pub(super) fn parse(unread: &mut BytesMut) -> Result<Option<Head>, Failure> {
     } else {
         Version::HTTP_10
     };
-    let mut headers = HeaderMap::with_capacity(parsed.headers.len());
+    let mut reading = Reading::new(parsed.headers.len(), end);
     for field in parsed.headers.iter() {
-        let name = HeaderName::from_bytes(field.name.as_bytes())
-            .map_err(|_| Failure::Malformed("a field's name"))?;
-        let value = HeaderValue::from_bytes(field.value)
-            .map_err(|_| Failure::Malformed("a field's value"))?;
-        headers.append(name, value);
+        reading.field(field.name.as_bytes(), field.value);
     }
-    let _ = unread.split_to(end);
-    let keeps = keeps(version, &headers);
-    let (mut parts, ()) = Response::new(()).into_parts();
-    (parts.status, parts.version, parts.headers) = (status, version, headers);
-    Ok(Some(Head { parts, keeps }))
+    let head = reading.end(status, version);
+    unread.advance(end);
+    Ok(Some(head))
 }
 
-/// RFC 9112 §9.3: HTTP/1.1 stays open unless told otherwise, HTTP/1.0 the other way round.
-fn keeps(version: Version, headers: &HeaderMap) -> bool {
-    let says = |word: &[u8]| {
-        let mut values = headers.get_all(CONNECTION).iter();
-        values.any(|value| {
-            value
-                .as_bytes()
-                .split(|b| *b == b',')
-                .any(|part| part.trim_ascii().eq_ignore_ascii_case(word))
-        })
-    };
-    if version == Version::HTTP_11 {
-        !says(b"close")
+/// Whether the server leaves the connection open after this answer. RFC 9112 §9.3: HTTP/1.1 stays open unless told otherwise, HTTP/1.0 the
+/// other way round.
+pub(super) fn keeps(head: &UpstreamHead) -> bool {
+    if head.version == Version::HTTP_11 {
+        !head.told.closes
     } else {
-        says(b"keep-alive")
+        head.told.stays
     }
 }

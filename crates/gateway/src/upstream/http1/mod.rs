@@ -1,7 +1,7 @@
 //! One HTTP/1.1 connection to a model server, polled by the task that waits for the answer.
 //!
 //! There is no connection task and no channel: a call to [`Http1::poll_data`] reads the socket, takes the framing off and returns the bytes, as
-//! slices of what was read. So a slow reader slows exactly its own connection, an idle stream holds 2 KiB here, and dropping the value closes
+//! slices of what was read. So a slow reader slows exactly its own connection, an idle stream holds no memory for it, and dropping the value closes
 //! the socket there and then. Heads and chunk sizes are parsed by `httparse`; what is ours is the order of reads and writes and the rule for
 //! when a connection can carry another call. Why not hyper's client: `docs/decisions/0010`.
 
@@ -10,18 +10,18 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, StatusCode, response};
-use tokio::io::{AsyncRead as _, ReadBuf};
-use tokio::task::coop;
+use http::{Method, StatusCode};
 use tokio_util::io::poll_read_buf;
 
 use super::EndpointState;
 use super::exchange::{Failure, RequestBody, SendError};
 use super::socket::{Traffic, UpstreamIo};
+use crate::fields::UpstreamHead;
+use crate::warm;
 
 mod decode;
 mod encode;
@@ -31,11 +31,11 @@ mod proof_tests;
 #[cfg(test)]
 mod tests;
 
-use decode::{Decoded, Decoder};
-use encode::Outgoing;
-pub use encode::RequestHead;
+pub use decode::{Chunk, Decoded, Decoder};
+use encode::OutgoingRequest;
+pub use encode::SentHead;
 
-/// The first read of a connection, and the least: an event of a token fits, and an idle stream holds no more.
+/// The first read of a connection, and the least, into the [thread's memory](warm): an event of a token fits.
 const READ_MIN: usize = 2 * 1024;
 /// Longest response head.
 const HEAD_MAX: usize = 64 * 1024;
@@ -45,16 +45,18 @@ const UNASKED_WAIT: Duration = Duration::from_millis(100);
 const INTERIM_MAX: usize = 16;
 
 /// A connection, idle or in use by one exchange.
+// In this order: see `call::relay::Relay`.
+#[repr(C)]
 pub struct Http1 {
-    io: UpstreamIo,
-    traffic: Arc<Traffic>,
     /// Read and not yet understood.
     unread: BytesMut,
+    incoming: Incoming,
     /// Size of the next read; grows with a fast answer, up to `read_max`.
     read_next: usize,
     read_max: usize,
-    outgoing: Outgoing,
-    incoming: Incoming,
+    io: UpstreamIo,
+    outgoing: OutgoingRequest,
+    traffic: Arc<Traffic>,
     /// The server allows another call after this one.
     keeps: bool,
     /// It has carried an answer before.
@@ -89,12 +91,12 @@ impl Http1 {
     pub fn new(io: UpstreamIo, endpoint: Arc<EndpointState>, buffer_bytes: usize) -> Self {
         Self {
             traffic: Arc::clone(io.traffic()),
-            io,
             unread: BytesMut::new(),
+            incoming: Incoming::Nothing,
             read_next: READ_MIN,
             read_max: buffer_bytes.max(READ_MIN),
-            outgoing: Outgoing::done(),
-            incoming: Incoming::Nothing,
+            io,
+            outgoing: OutgoingRequest::done(),
             keeps: true,
             reused: false,
             endpoint,
@@ -104,17 +106,7 @@ impl Http1 {
     /// Whether an idle connection can still take a request, as far as can be known without sending one: it is open, and nothing has come on it
     /// that was not asked for.
     pub fn is_usable(&mut self) -> bool {
-        if !matches!(self.incoming, Incoming::Nothing) || !self.unread.is_empty() {
-            return false;
-        }
-        let mut byte = [0];
-        let mut byte = ReadBuf::new(&mut byte);
-        // Without a task's budget: one that is used up would make the read look as if nothing had come.
-        let mut look = coop::unconstrained(poll_fn(|cx| {
-            Pin::new(&mut self.io).poll_read(cx, &mut byte)
-        }));
-        let mut cx = Context::from_waker(Waker::noop());
-        Pin::new(&mut look).poll(&mut cx).is_pending()
+        matches!(self.incoming, Incoming::Nothing) && self.unread.is_empty() && self.io.is_quiet()
     }
 
     /// Whether the server's machine still answers. Asked of an idle connection some times a second.
@@ -135,12 +127,12 @@ impl Http1 {
     /// Dropping the future leaves the connection in the middle of a request: drop the connection too.
     pub async fn send(
         &mut self,
-        head: RequestHead<'_>,
+        head: SentHead<'_>,
         body: RequestBody,
-    ) -> Result<response::Parts, SendError> {
+    ) -> Result<Box<UpstreamHead>, SendError> {
         let mark = self.traffic.written();
         let to_head_request = *head.method == Method::HEAD;
-        self.outgoing = Outgoing::new(head, body);
+        self.outgoing = OutgoingRequest::new(head, body);
         self.incoming = Incoming::Head {
             to_head_request,
             interim: 0,
@@ -179,12 +171,12 @@ impl Http1 {
         self.traffic.nothing_accepted_since(mark)
     }
 
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<response::Parts, Failure>> {
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Box<UpstreamHead>, Failure>> {
         // A write that fails is no answer yet: the server may have refused the request early and said why.
         let failed = self.outgoing.poll(&mut self.io, cx)?;
         loop {
-            if let Some(parts) = self.parse_head()? {
-                return Poll::Ready(Ok(parts));
+            if let Some(head) = self.parse_head()? {
+                return Poll::Ready(Ok(head));
             }
             match ready!(self.poll_read(cx)) {
                 Ok(0) => return Poll::Ready(Err(failed.map_or(Failure::Closed, Failure::Io))),
@@ -194,8 +186,8 @@ impl Http1 {
         }
     }
 
-    /// The final head, if all of it is here.
-    fn parse_head(&mut self) -> Result<Option<response::Parts>, Failure> {
+    /// The final head, if all of it is here. Boxed: it goes through many hands.
+    fn parse_head(&mut self) -> Result<Option<Box<UpstreamHead>>, Failure> {
         let Incoming::Head {
             to_head_request,
             interim,
@@ -210,7 +202,7 @@ impl Http1 {
                 }
                 return Ok(None);
             };
-            let status = head.parts.status;
+            let status = head.status;
             if status == StatusCode::SWITCHING_PROTOCOLS {
                 return Err(Failure::Malformed("another protocol"));
             }
@@ -222,13 +214,13 @@ impl Http1 {
                 continue;
             }
             let decoder = Decoder::new(&head, *to_head_request)?;
-            self.keeps = head.keeps && !decoder.ends_with_connection();
+            self.keeps = head::keeps(&head) && !decoder.ends_with_connection();
             self.incoming = if decoder.is_done() {
                 Incoming::Complete
             } else {
                 Incoming::Body(decoder)
             };
-            return Ok(Some(head.parts));
+            return Ok(Some(Box::new(head)));
         }
     }
 
@@ -295,17 +287,24 @@ impl Http1 {
         self.read_next = READ_MIN;
         if self.unread.is_empty() {
             // An idle connection holds no buffer.
-            self.unread = BytesMut::new();
+            warm::was_read(std::mem::take(&mut self.unread));
         }
         self.is_usable()
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if self.unread.capacity() - self.unread.len() < READ_MIN / 2 {
+        if self.unread.capacity() == 0 && self.read_next == READ_MIN {
+            self.unread = warm::to_read();
+        } else if self.unread.capacity() - self.unread.len() < READ_MIN / 2 {
             self.unread.reserve(self.read_next);
         }
         let room = self.unread.capacity() - self.unread.len();
-        let read = ready!(poll_read_buf(Pin::new(&mut self.io), cx, &mut self.unread))?;
+        let read = poll_read_buf(Pin::new(&mut self.io), cx, &mut self.unread);
+        if self.unread.is_empty() {
+            // Nothing came, and it may be long until something does.
+            warm::was_read(std::mem::take(&mut self.unread));
+        }
+        let read = ready!(read)?;
         if read >= room {
             self.read_next = (self.read_next * 2).min(self.read_max);
         } else if read < self.read_next / 4 {

@@ -5,13 +5,15 @@ use std::net::{TcpListener, TcpStream as StdStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use http::HeaderMap;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
+use tokio::io::{AsyncRead as _, ReadBuf};
+
 use super::*;
 use crate::config::Endpoint;
+use crate::fields::{Fields, Sent};
 use crate::telemetry::metrics::Metrics;
 use crate::upstream::exchange::UpstreamBody;
 use crate::upstream::socket::Socket;
@@ -21,12 +23,13 @@ const SMALL: usize = 300;
 const LARGE: usize = 16 * 1024 * 1024;
 
 /// Sends a call with a body of so many bytes.
-async fn send(conn: &mut Http1, body: usize) -> Result<response::Parts, SendError> {
-    let head = RequestHead {
+async fn send(conn: &mut Http1, body: usize) -> Result<Box<UpstreamHead>, SendError> {
+    let head = SentHead {
         method: &Method::POST,
         target: "/v1/chat/completions",
         host: "test",
-        headers: &HeaderMap::new(),
+        fields: &Sent::new(Fields::default(), true, None),
+        body: &[],
     };
     let body = RequestBody::Whole(Some(vec![b'x'; body].into()));
     conn.send(head, body).await
@@ -82,6 +85,32 @@ async fn reused() -> (Box<Http1>, StdStream) {
         theirs = part.join().unwrap();
     }
     (conn, theirs)
+}
+
+#[tokio::test]
+async fn a_small_body_goes_out_behind_its_head_and_its_length_is_told() {
+    let (mut conn, mut theirs) = reused().await;
+    let part = server(move || {
+        let mut read = [0; 4096];
+        let n = theirs.read(&mut read).unwrap();
+        let answer = b"HTTP/1.1 204 No Content\r\n\r\n";
+        theirs.write_all(answer).unwrap();
+        String::from_utf8_lossy(&read[..n]).into_owned()
+    });
+    let head = SentHead {
+        method: &Method::POST,
+        target: "/v1/embeddings",
+        host: "test",
+        fields: &Sent::new(Fields::default(), true, None),
+        body: b"{}\n",
+    };
+    let head = conn.send(head, RequestBody::Whole(None)).await.unwrap();
+    assert_eq!(head.status, 204);
+    let sent = part.join().unwrap();
+    assert!(
+        sent.ends_with("\r\ncontent-length: 3\r\n\r\n{}\n"),
+        "{sent}"
+    );
 }
 
 fn reset_on_close(stream: &StdStream) {

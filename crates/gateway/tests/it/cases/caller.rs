@@ -9,8 +9,8 @@ use h2::{RecvStream, SendStream};
 use http::Request;
 use serde_json::Value;
 use socket2::SockRef;
-use tidegate_rig::{Closed, Event, RawClient, ResponseHead};
-use tokio::net::TcpStream;
+use tidegate_rig::{Closed, Event, RawClient, ResponseHead, own_address};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 use super::stage::{Http, Way, shut};
@@ -62,7 +62,12 @@ async fn within<T>(wait: impl Future<Output = T>) -> T {
 
 impl Two {
     async fn connect(addr: SocketAddr) -> Self {
-        let tcp = within(TcpStream::connect(addr)).await.expect("accepted");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        // In a network of its own there are addresses enough.
+        if let Some(own) = own_address(addr) {
+            socket.bind(own).expect("a port");
+        }
+        let tcp = within(socket.connect(addr)).await.expect("accepted");
         let socket = tcp.into_std().expect("a socket");
         let own = socket.try_clone().expect("a second handle");
         let tcp = TcpStream::from_std(own).expect("a runtime");

@@ -186,7 +186,7 @@ async fn c101_c102_only_what_may_crosses() {
             }
             for line in stage.gate.logged(11).await {
                 let peer = line["peer"].as_str().expect("text");
-                assert!(peer.starts_with("127.0.0.1:"), "{stage}: {line}");
+                assert!(peer.starts_with("127."), "{stage}: {line}");
             }
         },
     )

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::frames::{Answer, END_HEADERS, Frames, HEADERS, PING, SETTINGS, block, frame};
 use super::stage::{Http, STREAMS, Stage, forms, ms, on_backs, on_both, on_each, routes};
+use crate::frames::{Answer, END_HEADERS, Frames, HEADERS, PING, SETTINGS, block, frame};
 use crate::security::key;
 use crate::support::{Gate, SOON, ask, only, upstream, whole};
 

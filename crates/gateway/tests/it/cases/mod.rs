@@ -8,7 +8,6 @@ pub(crate) mod caller;
 mod chain;
 mod crossing;
 mod disconnect;
-mod frames;
 mod framing;
 mod hidden;
 mod meter;

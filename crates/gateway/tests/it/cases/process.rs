@@ -105,6 +105,40 @@ async fn c110_a_drain_tells_endless_streams() {
     .await;
 }
 
+/// Whoever has had nothing yet is told whether its work had begun: to try again doubles it, or does not.
+#[tokio::test]
+async fn a_drain_tells_which_calls_had_begun() {
+    let forms = forms();
+    on_each(
+        |c| {
+            c.server.drain = ms(300);
+            only(c).slots = slots(forms.len());
+        },
+        async |stage: &Stage| {
+            let silent = json!({"stall": {"at": "head"}});
+            let mut callers = Vec::new();
+            for begun in ["true", "false"] {
+                for form in &forms {
+                    let asked = form.ask(silent.clone());
+                    callers.push((begun, stage.post(form.path, &asked).await));
+                }
+                stage.running(forms.len() as u64).await;
+            }
+            let queued = |g: &Gate| g.metric("queued", &[]) == forms.len() as f64;
+            stage.gate.eventually("the others wait", queued).await;
+            let clients = async {
+                for (begun, caller) in &mut callers {
+                    let (head, _) = caller.answer().await;
+                    let told = (head.status, head.header("x-tidegate-started"));
+                    assert_eq!(told, (503, Some(*begun)), "{stage}");
+                }
+            };
+            let (_, ()) = tokio::join!(stage.gate.gateway.drain(), clients);
+        },
+    )
+    .await;
+}
+
 /// Streams that run when the end begins are let finish, and nobody begins another.
 #[tokio::test]
 async fn c111_a_drain_lets_the_streams_finish_and_takes_no_more() {

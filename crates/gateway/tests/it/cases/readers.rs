@@ -1,13 +1,14 @@
 //! Readers that stop or are slow: bounded, cut in time, and felt by nobody else.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use tidegate::config::{Config, Kind};
 use tidegate_rig::RawClient;
 
 use super::caller::Caller;
-use super::stage::{Http, STREAMS, Stage, forms, ms, on_each};
+use super::stage::{Http, STREAMS, Stage, far, forms, ms, on_each};
 use crate::bounds::stuck;
 use crate::calls::{admin, with_admin};
-use crate::support::{SOON, ask, only, room_for, slots, stream};
+use crate::support::{Gate, SOON, ask, only, room_for, slots, stream, whole};
 
 const LIMIT: u64 = 700;
 
@@ -260,4 +261,194 @@ async fn c107_readers_that_stop_hold_up_no_neighbour() {
         }
         stage.settled().await;
     }
+}
+
+/// Asks for an answer in one piece of about so many bytes.
+async fn whole_of(caller: &mut Caller, path: &str, bytes: usize) {
+    caller.post(path, &of(bytes)).await;
+}
+
+fn of(bytes: usize) -> Value {
+    whole(json!({"tokens": bytes / 1000, "event_bytes": 1000, "pace_ms": 0}))
+}
+
+/// Slots are given back long before slow readers have their answers: what is in memory for them is bounded all the same.
+#[tokio::test]
+async fn answers_in_one_piece_that_wait_for_slow_readers_are_bounded_in_sum() {
+    const TOTAL: usize = 3_000_000;
+    let change = |c: &mut Config| {
+        c.limits.answers_total_bytes = TOTAL;
+        c.limits.assembled_bytes = TOTAL;
+        only(c).kind = Kind::Vllm;
+        only(c).ask_stream = true;
+        only(c).slots = slots(2);
+        far(c);
+    };
+    on_each(change, async |stage: &Stage| {
+        for path in STREAMS {
+            let at = format!("{stage}, {path}");
+            let held = || stage.gate.metric("answers_bytes", &[]) as usize;
+            let calls = || stage.up.calls().len();
+            let waits = async |more_than: usize| {
+                let what = format!("{at}: in memory, and no slot taken");
+                stage
+                    .gate
+                    .eventually(&what, |g| {
+                        held() > more_than && g.metric("running", &[]) == 0.0
+                    })
+                    .await;
+                assert!(held() <= TOTAL, "{at}: {}", held());
+            };
+            let refused = async |caller: &mut Caller, started: &str| {
+                let (head, rest) = caller.answer().await;
+                let said = rest.text();
+                let fields = ["retry-after", "x-should-retry", "x-tidegate-started"];
+                assert_eq!(head.status, 503, "{at}: {said}");
+                assert_eq!(
+                    fields.map(|name| head.header(name)),
+                    [Some("1"), None, Some(started)],
+                    "{at}: {said}"
+                );
+                assert!(said.contains("overloaded_error"), "{at}: {said}");
+                assert!(said.contains("clients that read slowly"), "{at}: {said}");
+                let line = stage.gate.line_of(caller.peer()).await;
+                let seen = (&line["outcome"], &line["reason"]);
+                assert_eq!(seen, (&json!("refused"), &json!("answers_full")), "{line}");
+            };
+
+            let mut first = slow(stage).await;
+            whole_of(&mut first, path, 1_800_000).await;
+            waits(1_500_000).await;
+            // It no longer fits.
+            let mut second = stage.caller().await;
+            whole_of(&mut second, path, 1_800_000).await;
+            refused(&mut second, "true").await;
+            // It still does, and leaves no room to begin with another.
+            let mut third = slow(stage).await;
+            whole_of(&mut third, path, TOTAL - held() - 90_000).await;
+            waits(TOTAL - TOTAL / 16).await;
+            let begun = calls();
+            let mut fourth = stage.caller().await;
+            whole_of(&mut fourth, path, 100).await;
+            refused(&mut fourth, "false").await;
+            assert_eq!(calls(), begun, "{at}: nothing was sent");
+
+            // What is read, and what is left, is room again.
+            let (head, rest) = first.answer().await;
+            assert!(head.status == 200 && rest.whole, "{at}");
+            assert!(rest.body.len() > 1_500_000, "{at}: {}", rest.body.len());
+            let other = third.leave(stage.down.reset()).await;
+            stage
+                .gate
+                .eventually("all is let go", |_| held() == 0)
+                .await;
+            let mut fifth = stage.caller().await;
+            whole_of(&mut fifth, path, 1_800_000).await;
+            assert!(fifth.answer().await.1.whole, "{at}");
+            drop(other);
+        }
+    })
+    .await;
+}
+
+/// Of about the longest length at which an answer is passed on in one piece.
+const PASSED_ON: usize = 200_000;
+
+/// Asks for answers of that length and reads none of them. With HTTP/1 the kernel holds some of them, and one lies in memory. How many they are.
+async fn unread(stage: &Stage, path: &str) -> (Caller, usize) {
+    let mut caller = slow(stage).await;
+    let n = match stage.down {
+        Http::One => 6,
+        Http::Two => 1,
+    };
+    for _ in 0..n {
+        whole_of(&mut caller, path, PASSED_ON).await;
+    }
+    stuck(&stage.up).await;
+    (caller, n)
+}
+
+/// As [`unread`], until so many bytes are held and no slot is taken. On a machine that is busy an answer is not here before its head has to go
+/// on, and comes as a stream does.
+async fn unread_until(stage: &Stage, path: &str, bytes: usize) -> (Caller, usize) {
+    for _ in 0..10 {
+        let (caller, n) = unread(stage, path).await;
+        let held = stage.gate.metric("answers_bytes", &[]) as usize;
+        if held >= bytes && stage.gate.metric("running", &[]) == 0.0 {
+            return (caller, n);
+        }
+        let left = caller.leave(stage.down.reset()).await;
+        let free = |g: &Gate| g.metric("running", &[]) == 0.0;
+        stage.gate.eventually("its slot is free", free).await;
+        drop(left);
+    }
+    panic!("{stage}, {path}: {bytes} are never held");
+}
+
+/// Leaves; whether all of its answer was there before. Then it was made for somebody.
+async fn leaves_with_its_answer_here(stage: &Stage, caller: Caller) -> bool {
+    let peer = caller.peer();
+    let left = caller.leave(stage.down.reset()).await;
+    let free = |g: &Gate| g.metric("running", &[]) == 0.0;
+    stage.gate.eventually("its slot is free", free).await;
+    let ends =
+        |line: &Value| line["peer"] == *peer.to_string() && line["outcome"] == "client_closed";
+    let find = || stage.gate.lines().into_iter().find(ends);
+    let has_line = |_: &_| find().is_some();
+    stage.gate.eventually("it has its line", has_line).await;
+    let line = find().expect("seen");
+    drop(left);
+    line["work_end"] == "complete" && line["wasted_tokens"] == 0
+}
+
+/// As above, of those that come in one piece: one that finds no room is not refused, since it is there. It keeps its slot.
+#[tokio::test]
+async fn answers_passed_on_in_one_piece_that_wait_for_slow_readers_are_bounded_in_sum() {
+    const TOTAL: usize = 4 * PASSED_ON;
+    let change = |c: &mut Config| {
+        c.limits.answers_total_bytes = TOTAL;
+        only(c).ask_stream = false;
+        only(c).slots = slots(2);
+        far(c);
+    };
+    on_each(change, async |stage: &Stage| {
+        for path in [STREAMS[0], STREAMS[2]] {
+            let at = format!("{stage}, {path}");
+            let held = || stage.gate.metric("answers_bytes", &[]) as usize;
+            let keeps_slot = async || {
+                let what = format!("{at}: one keeps its slot");
+                let kept = |g: &Gate| g.metric("running", &[]) == 1.0;
+                stage.gate.eventually(&what, kept).await;
+                assert!(held() <= TOTAL, "{at}: {}", held());
+            };
+            let mut kept = Vec::new();
+            for n in 1..=3 {
+                kept.push(unread_until(stage, path, n * PASSED_ON).await);
+                assert!(held() <= TOTAL, "{at}: {}", held());
+            }
+            let mut tries = 0..10;
+            loop {
+                let (caller, _) = unread(stage, path).await;
+                keeps_slot().await;
+                if leaves_with_its_answer_here(stage, caller).await {
+                    break;
+                }
+                assert!(tries.next().is_some(), "{at}: it was here");
+            }
+            let (last, n) = unread(stage, path).await;
+            keeps_slot().await;
+            // There is another slot, and whoever reads is served.
+            kept.extend([(stage.post(path, &of(PASSED_ON)).await, 1), (last, n)]);
+            while let Some((mut caller, n)) = kept.pop() {
+                for _ in 0..n {
+                    let (head, rest) = caller.answer().await;
+                    assert!(head.status == 200 && rest.whole, "{at}");
+                    assert!(rest.body.len() >= PASSED_ON, "{at}: {}", rest.body.len());
+                }
+            }
+            let none = |_: &_| held() == 0;
+            stage.gate.eventually("all is let go", none).await;
+        }
+    })
+    .await;
 }

@@ -8,18 +8,18 @@ use tokio::net::TcpStream;
 use crate::support::SOON;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-pub(super) const HEADERS: u8 = 1;
+pub(crate) const HEADERS: u8 = 1;
 const DATA: u8 = 0;
 const RST_STREAM: u8 = 3;
-pub(super) const SETTINGS: u8 = 4;
-pub(super) const PING: u8 = 6;
-const GOAWAY: u8 = 7;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
+pub(crate) const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
-pub(super) const END_HEADERS: u8 = 4;
-const ACK: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+pub(crate) const ACK: u8 = 1;
 
 /// RFC 9113 §4.1.
-pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a frame is small");
     let mut frame = length.to_be_bytes()[1..].to_vec();
     frame.extend([kind, flags]);
@@ -29,7 +29,7 @@ pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
 }
 
 /// A header block, each field literal and in no table (RFC 7541 §6.2.3).
-pub(super) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0x10);
@@ -53,9 +53,18 @@ pub(super) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
+/// What came.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
+}
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Status(u16),
     Reset,
     /// GOAWAY, or the end of the connection.
@@ -63,14 +72,14 @@ pub(super) enum Answer {
 }
 
 /// A connection with prior knowledge.
-pub(super) struct Frames {
+pub(crate) struct Frames {
     socket: TcpStream,
     read: Vec<u8>,
 }
 
 impl Frames {
     /// The preface and empty settings are sent.
-    pub(super) async fn connect(addr: SocketAddr) -> Self {
+    pub(crate) async fn connect(addr: SocketAddr) -> Self {
         let socket = TcpStream::connect(addr).await.expect("accepted");
         socket.set_nodelay(true).expect("an option");
         let read = Vec::new();
@@ -81,27 +90,37 @@ impl Frames {
     }
 
     /// Sends these bytes; whether the connection takes them.
-    pub(super) async fn send(&mut self, bytes: &[u8]) -> bool {
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
         self.socket.write_all(bytes).await.is_ok()
     }
 
     /// A request on the first stream.
-    pub(super) async fn request(&mut self, fields: &[(&str, &str)], body: &[u8]) {
-        self.send(&frame(HEADERS, END_HEADERS, 1, &block(fields)))
-            .await;
-        self.send(&frame(DATA, END_STREAM, 1, body)).await;
+    pub(crate) async fn request(&mut self, fields: &[(&str, &str)], body: &[u8]) {
+        self.request_on(1, fields, body).await;
     }
 
-    /// The next frame: kind, flags, payload.
-    async fn next(&mut self) -> Option<(u8, u8, Vec<u8>)> {
+    pub(crate) async fn request_on(&mut self, stream: u32, fields: &[(&str, &str)], body: &[u8]) {
+        self.send(&frame(HEADERS, END_HEADERS, stream, &block(fields)))
+            .await;
+        self.send(&frame(DATA, END_STREAM, stream, body)).await;
+    }
+
+    /// The next frame. `None`: the connection has ended.
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(head) = self.read.first_chunk::<9>() {
                 let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
                 let (kind, flags) = (head[3], head[4]);
+                let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
                 if self.read.len() >= 9 + length {
                     let payload = self.read[9..9 + length].to_vec();
                     self.read.drain(..9 + length);
-                    return Some((kind, flags, payload));
+                    return Some(Frame {
+                        kind,
+                        flags,
+                        stream,
+                        payload,
+                    });
                 }
             }
             let read = self.socket.read_buf(&mut self.read);
@@ -113,22 +132,25 @@ impl Frames {
     }
 
     /// What became of the first stream.
-    pub(super) async fn answer(&mut self) -> Answer {
+    pub(crate) async fn answer(&mut self) -> Answer {
         loop {
-            match self.next().await {
-                None | Some((GOAWAY, ..)) => return Answer::Closed,
-                Some((RST_STREAM, ..)) => return Answer::Reset,
-                Some((HEADERS, _, block)) => return Answer::Status(status(&block)),
-                Some((SETTINGS, 0, _)) => {
+            let Some(next) = self.next().await else {
+                return Answer::Closed;
+            };
+            match (next.kind, next.flags) {
+                (GOAWAY, _) => return Answer::Closed,
+                (RST_STREAM, _) => return Answer::Reset,
+                (HEADERS, _) => return Answer::Status(status(&next.payload)),
+                (SETTINGS, 0) => {
                     self.send(&frame(SETTINGS, ACK, 0, &[])).await;
                 }
-                Some(_) => {}
+                _ => {}
             }
         }
     }
 
     /// Waits until the other side has closed.
-    pub(super) async fn closed(&mut self) {
+    pub(crate) async fn closed(&mut self) {
         while self.next().await.is_some() {}
     }
 }
