@@ -20,14 +20,13 @@ from support.fake import Fake, Script
 from support.gateway import Gateway
 from support.https import VERSIONS, Answer, Broken, connect
 from support.process import until
-from support.shipped import GATEWAY, Edge
+from support.shipped import CORES, GATEWAY, Edge
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ONE_UPSTREAM = '[[upstreams]]\nurl = "{url}"\nslots = {slots}\nqueue = {queue}\nheartbeat = "{heartbeat}"\n'
 SILENCE = 61.5
 """Seconds. The programs' own defaults are 60."""
 MIB = 1024 * 1024
-CORES = os.cpu_count() or 1
 
 
 class NotStarted(AssertionError):

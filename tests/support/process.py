@@ -36,10 +36,22 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
+def yields() -> None:
+    """In a child with a session of its own: whoever else wants a core has it first.
+
+    For servers that spin. Some kernels weigh sessions and not processes (autogroup): a `nice` alone does nothing there.
+    """
+    os.nice(10)
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as weight:
+        weight.write("10")
+
+
 class Server:
     """One child process. It is ready when `ready()` says so, and its output goes to a file."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str] | None = None, boot: float = 20):
+    def __init__(
+        self, name: str, command: list[str], env: dict[str, str] | None = None, boot: float = 20, spins: bool = False
+    ):
         folder = CACHE / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
@@ -52,6 +64,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=inherited() | (env or {}),
                 start_new_session=True,  # a group of its own, so that nothing it started outlives it
+                preexec_fn=yields if spins else None,
             )
         try:
             until(self._up, boot, f"{name} is ready")

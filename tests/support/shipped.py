@@ -7,6 +7,7 @@ would use the machine's own folders, lines are put in that name others (`Kind.mo
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -20,6 +21,7 @@ from support.process import ROOT, Server, free_port, until
 
 PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
 GATEWAY = "127.0.0.1:8080"
+CORES = os.cpu_count() or 1
 AS_AT_LOGIN = ["sh", "-c", 'ulimit -Sn 1024 && exec "$@"', "sh"]
 """The descriptors that a program gets which does not ask for more."""
 
@@ -146,7 +148,14 @@ class Edge(Server):
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
             return False
+        if self.kind.program == "nginx" and len(self._serving(set(self.processes()))) < self._workers():
+            return False  # its port takes connections before it has made its workers
         return self.kind.up in self.log()
+
+    def _workers(self) -> int:
+        """That nginx is told to make."""
+        told = re.search(r"^worker_processes (\w+);", self.file.read_text(), re.MULTILINE)
+        return CORES if told and told[1] == "auto" else int(told[1]) if told else 1
 
     def call(
         self,
@@ -187,6 +196,8 @@ class Edge(Server):
 
     @staticmethod
     def _serving(workers: set[int]) -> list[int]:
+        """Those that have set themselves up, limits included: nginx gives a worker its title after that."""
+
         def title(worker: int) -> str:
             try:
                 return Path(f"/proc/{worker}/cmdline").read_text()

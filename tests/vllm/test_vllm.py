@@ -267,7 +267,13 @@ def test_the_slot_is_back_when_vllm_shows_that_it_stopped(vllm: Vllm, note: Call
                 leave(peer)
                 work.wait_aborted(within=10)
                 gateway.wait_metric(0, "tidegate_lingering", within=15)
-        lines = [json.loads(line) for line in gateway.log().splitlines() if line.startswith("{")]
+
+        def ended() -> list[dict]:
+            """The lines are gathered for a moment before they are written."""
+            lines = [json.loads(line) for line in gateway.log().splitlines() if line.startswith("{")]
+            return lines if len(lines) == 3 else []
+
+        lines = until(ended, 5, "a line for each call")
         assert [line["end_known"] for line in lines] == ["confirmed"] * 3, lines
         assert all(line["slot_kept_ms"] < 10_000 for line in lines), lines
         note(slot_kept_ms=[round(line["slot_kept_ms"]) for line in lines])
@@ -315,7 +321,8 @@ def test_never_more_than_the_slots_by_vllms_own_count(vllm: Vllm, note: Callable
 def test_a_retry_that_attaches_keeps_one_slot_and_one_request(vllm: Vllm, note: Callable):
     config = CONFIRM.format(url=vllm.url, slots=1) + 'attach.grace = "20s"\n'
     key = {"idempotency-key": "one-call-of-a-person-that-comes-back"}
-    body = call("chat", 150, stream=True)
+    # Long: the client shares its interpreter with a busy watcher, and must have left before all of it has come.
+    body = call("chat", 2000, stream=True)
     with Gateway(config=config) as gateway, Most(vllm) as most:
         work = vllm.work()
         url = f"{gateway.url}/v1/chat/completions"
