@@ -57,6 +57,7 @@ lint: ## Format and lints, Rust and Python
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
 	$(CARGO) fmt --manifest-path python/Cargo.toml --check
 	CARGO_TARGET_DIR="$(TARGET)" $(CARGO) clippy --manifest-path python/Cargo.toml --all-targets --locked -- -D warnings
+	CARGO_TARGET_DIR="$(TARGET)" $(CARGO) clippy --manifest-path fuzz/Cargo.toml --bins --locked -- -D warnings
 	.cache/venv/bin/ruff check tests python
 	.cache/venv/bin/ruff format --check tests python
 	cd python && $(CURDIR)/.cache/venv-python/bin/mypy
