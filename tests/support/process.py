@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,10 +26,28 @@ def until(condition: Callable[[], object], within: float, what: str, every: floa
     return value
 
 
+def _ports() -> Iterator[int]:
+    """Ports out of which the kernel picks none, in an order of this process, each once."""
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [*range(10_000, low), *range(high + 1, 65_536)]
+    random.shuffle(ports)
+    return iter(ports)
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port on which nobody listens, never the same one twice.
+
+    One that the kernel picks (port 0) is free again as soon as it is known: the kernel may give it to the next who
+    asks, or to a client's socket.
+    """
+    for port in _PORTS:
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def inherited() -> dict[str, str]:

@@ -13,6 +13,7 @@ pub mod compare;
 mod http1;
 pub mod load;
 mod naive;
+mod ports;
 pub mod raw;
 pub mod script;
 pub mod sse;
@@ -21,6 +22,7 @@ mod truth;
 mod upstream;
 
 pub use naive::NaiveProxy;
+pub use ports::free_port;
 pub use raw::{BodyEnd, Closed, RawClient, ResponseHead, own_address};
 pub use script::Script;
 pub use sse::Event;

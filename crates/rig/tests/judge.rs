@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use tidegate_rig::load::{
     Bars, CallsPlan, LeavePlan, StreamsPlan, Target, ToldBars, Way, calls, leave, streams,
 };
-use tidegate_rig::{FakeUpstream, NaiveProxy, Script};
+use tidegate_rig::{FakeUpstream, NaiveProxy, Script, free_port};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -83,15 +83,10 @@ async fn a_target_that_is_not_there_is_said_so() {
     );
 }
 
-async fn free_port() -> SocketAddr {
-    let free = tokio::net::TcpListener::bind(ANY).await.expect("a port");
-    free.local_addr().expect("an address")
-}
-
 /// What the naive proxy never tells is said, and without a proxy everything is told.
 #[tokio::test]
 async fn a_proxy_that_does_not_tell_of_a_close_is_found_out() {
-    let listen = free_port().await;
+    let listen = free_port().expect("a port");
     let plan = LeavePlan {
         rounds: 1,
         within: std::time::Duration::from_millis(50),
@@ -120,7 +115,7 @@ async fn a_proxy_that_does_not_tell_of_a_close_is_found_out() {
         assert!(direct.table().contains(row), "{}", direct.table());
     }
 
-    let listen = free_port().await;
+    let listen = free_port().expect("a port");
     let naive = NaiveProxy::start(ANY, listen, 1000).await.expect("starts");
     let told = leave(&Target::new(naive.addr()), listen, &plan).await;
     let told = told.expect("measured");
@@ -132,7 +127,7 @@ async fn a_proxy_that_does_not_tell_of_a_close_is_found_out() {
 /// Over HTTP/2 on both sides, as far as that goes without a gateway.
 #[tokio::test]
 async fn clients_of_http2_leave_in_three_more_ways() {
-    let listen = free_port().await;
+    let listen = free_port().expect("a port");
     let plan = LeavePlan {
         rounds: 1,
         ways: Way::TWO.to_vec(),

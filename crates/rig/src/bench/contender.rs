@@ -58,14 +58,14 @@ impl Contender {
                 dir: None,
             });
         }
-        let addr = free_port().await?;
+        let addr = crate::free_port()?;
         let dir = std::env::temp_dir().join(format!(
             "rig-{}-{}",
             kind.name().to_lowercase(),
             addr.port()
         ));
         std::fs::create_dir_all(&dir)?;
-        let mut command = command(kind, program, upstream, addr, &dir).await?;
+        let mut command = command(kind, program, upstream, addr, &dir)?;
         let log = std::fs::File::create(dir.join("log"))?;
         let child = command
             .stdin(Stdio::null())
@@ -139,12 +139,7 @@ impl Drop for Contender {
     }
 }
 
-async fn free_port() -> io::Result<SocketAddr> {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-    listener.local_addr()
-}
-
-async fn command(
+fn command(
     kind: Kind,
     program: &Path,
     upstream: SocketAddr,
@@ -169,7 +164,7 @@ async fn command(
                 .arg("serve")
                 .args(["--upstream", &format!("http://{upstream}")])
                 .args(["--listen", &listen.to_string()])
-                .args(["--admin", &free_port().await?.to_string()])
+                .args(["--admin", &crate::free_port()?.to_string()])
                 .args(["--slots", "20000", "--queue", "20000"]);
         }
         Kind::Naive => {
