@@ -25,8 +25,8 @@ use crate::upstream::connect::TcpOptions;
 pub mod calls;
 mod upstreams;
 
-/// Scrapers and probes; more at once is a mistake or an attack.
-const CONNECTIONS_MAX: usize = 64;
+/// Scrapers and probes; more at once is a mistake or an attack, which must not take the descriptors of calls.
+const CONNECTIONS_MAX: usize = 16;
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
 const INDEX: &str = "tidegate admin\n\n/healthz  the process answers\n/readyz   it takes new calls; /readyz?upstreams  and a model server can be connected to\n/metrics  Prometheus\n/admin/upstreams  slots, queues and endpoints\n/admin/calls  the same, and the calls in flight; DELETE /admin/calls/{id} ends one\n";

@@ -257,6 +257,8 @@ pub enum Rejection {
         allow: &'static str,
     },
     BadPath(&'static str),
+    /// The handshake of a WebSocket, which would be no call: nobody could see its end.
+    WebSocket,
     /// No `Host`, or several.
     BadHost,
     /// Without client keys only names of this machine are served.
@@ -337,6 +339,7 @@ impl Rejection {
             Self::NotFound | Self::DoubledPath => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::BadPath(_) => "bad_path",
+            Self::WebSocket => "websocket",
             Self::BadHost => "bad_host",
             Self::HostNotAllowed => "host_not_allowed",
             Self::KeyMissing => "key_missing",

@@ -56,7 +56,7 @@ impl Front {
     /// 1. The running configuration is taken, and kept to the end; the request has its id.
     /// 2. The [route](route::find), and with it the dialect that any answer of ours is in.
     /// 3. Nothing begins on a connection that is over. Else [`decide`](Self::decide): one host, preflight, known host, own origin, a route at
-    ///    all, a key; the first that fails says no.
+    ///    all, a key, no WebSocket; the first that fails says no.
     /// 4. What the route stands for: [the call](call::run), a list of models, the end of another call.
     /// 5. The fields that each answer has: those of CORS, and the ids.
     ///
@@ -160,6 +160,9 @@ impl Front {
                 Denied::Missing => Rejection::KeyMissing,
                 Denied::Unknown => Rejection::KeyUnknown,
             })?;
+        if begins_websocket(fields) {
+            return Err(Rejection::WebSocket);
+        }
         Ok(match route {
             Route::Call(route) => {
                 let own_id = own_id(fields)?;
@@ -255,6 +258,15 @@ impl Front {
 /// Two servers that each take another host for the one that is meant can be played off against each other (RFC 9112 §3.2).
 fn names_one_host(version: Version, fields: &Fields) -> bool {
     !fields.repeats(Field::Host) && (fields.has(Field::Host) || version != Version::HTTP_11)
+}
+
+/// RFC 6455 §4.1. Without its `Upgrade`, which is for one hop, the model server would see a plain GET and answer that.
+fn begins_websocket(fields: &Fields) -> bool {
+    let named = |value: &[u8]| {
+        let mut protocols = value.split(|&b| b == b',');
+        protocols.any(|p| p.trim_ascii().eq_ignore_ascii_case(b"websocket"))
+    };
+    fields.get(Field::Upgrade).is_some_and(named)
 }
 
 /// Whose words an answer of ours is in.

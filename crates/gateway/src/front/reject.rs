@@ -47,6 +47,7 @@ fn sort(rejection: &Rejection) -> Sort {
         | Rejection::DoubledPath
         | Rejection::NoSuchCall => (StatusCode::NOT_FOUND, INVALID, "not_found_error"),
         Rejection::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, INVALID, INVALID),
+        Rejection::WebSocket => (StatusCode::NOT_IMPLEMENTED, INVALID, INVALID),
         Rejection::KeyMissing | Rejection::KeyUnknown => (
             StatusCode::UNAUTHORIZED,
             "authentication_error",
@@ -150,6 +151,7 @@ fn message(rejection: &Rejection) -> Cow<'static, str> {
         Rejection::BodyTooLarge { limit } => format!("the request body is larger than {limit} bytes; send less, or raise limits.request_body").into(),
         Rejection::BodyBroken => "the request body broke off or is not framed properly".into(),
         Rejection::BadPath(why) => format!("the path cannot be used: {why}").into(),
+        Rejection::WebSocket => "WebSockets (the Realtime API) are not passed on: use a route that streams over HTTP, /v1/responses or /v1/chat/completions, or connect to the model server itself".into(),
         Rejection::BadHost => "HTTP/1.1 needs exactly one Host field".into(),
         Rejection::HostNotAllowed => "without client keys only requests to localhost or a loopback address are served, not to this Host; add [[keys]], or say server.allow_unauthenticated = true, or list the page's origin in cors.origins".into(),
         Rejection::UnknownModel(model) => format!("the model `{model}` does not exist here; GET /v1/models lists those that do").into(),
@@ -251,8 +253,11 @@ pub fn respond(rejection: &Rejection, dialect: Dialect, id: &str, may_have_run: 
         fields.append(Field::RetryAfter, seconds.to_string());
     }
     let again = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
-    let too_large = matches!(rejection, Rejection::AnswerTooLarge { .. });
-    if too_large || (status.is_client_error() && !again.contains(&status)) {
+    let comes_again = matches!(
+        rejection,
+        Rejection::AnswerTooLarge { .. } | Rejection::WebSocket
+    );
+    if comes_again || (status.is_client_error() && !again.contains(&status)) {
         fields.append(Field::XShouldRetry, "false");
     }
     if let Rejection::MethodNotAllowed { allow } = rejection {

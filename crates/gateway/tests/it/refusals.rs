@@ -352,3 +352,35 @@ async fn redirects_are_not_followed_nor_passed_on() {
     gate.settled(&up).await;
     assert_eq!(other.truth().connections_accepted, 0);
 }
+
+/// `Upgrade` is for one hop: without it the model server would answer a plain GET, in words that say nothing of WebSockets.
+#[tokio::test]
+async fn a_websocket_is_refused_in_so_many_words() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |_| {});
+    let shake = |upgrade: &str| {
+        format!(
+            "GET /v1/realtime?model=m HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: {upgrade}\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+    };
+    let mut client = gate.client().await;
+    for upgrade in ["websocket", "WebSocket", "h2c, websocket"] {
+        client.send(shake(upgrade)).await.expect("sent");
+        let answer = client.final_head().await.expect("head");
+        let (body, _) = client.rest().await.expect("body");
+        let json: Value = serde_json::from_slice(&body).expect("JSON");
+        let told = (answer.status, &json["error"]["code"]);
+        assert_eq!(told, (501, &Value::from("websocket")), "{upgrade}: {json}");
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+        assert_eq!(answer.header("x-tidegate-started"), Some("false"));
+    }
+    assert_eq!(up.truth().calls_begun, 0);
+    client.send(shake("h2c")).await.expect("sent");
+    let answer = client.final_head().await.expect("head");
+    assert_ne!(answer.status, 501, "h2c is answered over HTTP/1.1");
+    assert_eq!(
+        gate.metric("refusals_total", &[("reason", "websocket")]),
+        3.0
+    );
+}
