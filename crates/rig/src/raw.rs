@@ -133,11 +133,11 @@ impl RawClient {
             decoder: None,
             until_close: false,
             end: None,
-            limit: Duration::from_secs(10),
+            limit: Duration::from_secs(30),
         })
     }
 
-    /// Sets the limit of each single wait (10 s).
+    /// Sets the limit of each single wait (30 s).
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
     }

@@ -149,10 +149,10 @@ fn ask(at: &At, method: &str, path: &str) -> Result<(u16, String), String> {
         let mut tcp = TcpStream::connect_timeout(&resolved, TIME)?;
         tcp.set_read_timeout(Some(TIME))?;
         tcp.set_write_timeout(Some(TIME))?;
-        write!(
-            tcp,
+        let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {resolved}\r\nx-tidegate-admin: 1\r\nconnection: close\r\n\r\n"
-        )?;
+        );
+        tcp.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         tcp.take(ANSWER_BYTES).read_to_end(&mut answer)?;
         Ok(answer)
@@ -365,8 +365,13 @@ mod tests {
             let admin = listener.local_addr().unwrap().to_string();
             let server = std::thread::spawn(move || {
                 let (mut tcp, _) = listener.accept().unwrap();
-                let mut request = [0; 1024];
-                let _ = tcp.read(&mut request).unwrap();
+                // All of it: what is unread when this is closed would be a reset.
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    tcp.read_exact(&mut byte).unwrap();
+                    request.extend(byte);
+                }
                 tcp.write_all(answer.as_bytes()).unwrap();
             });
             let at = At {

@@ -13,7 +13,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::http2::Client;
 use crate::support::{
-    CANCEL, CHAT, Gate, SOON, ask, deaf, gateway, gateway_at, only, slots, stream, upstream, whole,
+    CANCEL, CHAT, Gate, SOON, STUCK, ask, deaf, gateway, gateway_at, only, slots, stream, upstream, whole,
 };
 use crate::tls::{Pair, connect, over, pair, serve_tls};
 
@@ -118,7 +118,7 @@ impl Socket {
             Before::Fin => self.fin(),
             Before::Flood => {
                 // What the kernel does not take is more than enough.
-                let _ = tokio::time::timeout(CANCEL, self.send(&[b'x'; 200_000])).await;
+                let _ = tokio::time::timeout(STUCK, self.send(&[b'x'; 200_000])).await;
             }
             Before::CloseNotify => self.close_notify().await,
             Before::CloseNotifyAndFin => {
@@ -234,7 +234,7 @@ async fn c09_a_reset_is_noticed_in_an_upload_that_is_not_read_on() {
                 Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 60000000\r\n\r\n";
             client.send(head.as_bytes()).await.expect("sent");
             let sends = async { while client.send(&[b'x'; 20_000]).await.is_ok() {} };
-            let stuck = tokio::time::timeout(CANCEL, sends).await;
+            let stuck = tokio::time::timeout(STUCK, sends).await;
             stuck.expect_err("nobody reads it");
             assert_eq!(gate.metric("running", &[]), 1.0, "it is still being sent");
             client.reset();

@@ -7,7 +7,7 @@ use tidegate_rig::{BlackHole, RawClient, Script};
 
 use crate::cases::stage::{Stage, on_each, routes};
 use crate::support::{
-    CANCEL, CHAT, LOCALHOST, SOON, ask, deaf, gateway, gateway_at, only, room_for, slots, stream,
+    CANCEL, CHAT, LOCALHOST, SOON, STUCK, ask, deaf, gateway, gateway_at, only, room_for, slots, stream,
     upstream, whole,
 };
 
@@ -243,7 +243,7 @@ async fn leaving_in_an_upload_that_the_server_does_not_read() {
     let head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n\
                 Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 60000000\r\n\r\n";
     client.send(head).await.expect("sent");
-    client.set_limit(CANCEL);
+    client.set_limit(STUCK);
     while client.send(&[b'x'; 20_000]).await.is_ok() {}
     assert_eq!(gate.metric("running", &[]), 1.0, "it is still being sent");
     client.leave_rst().expect("a reset");

@@ -94,7 +94,7 @@ async fn c110_a_drain_lets_the_short_finish_and_tells_the_endless() {
     let took = began.elapsed();
     assert!(drained.cut > 0 && drained.left == 0, "{drained:?}");
     assert!(
-        took >= Duration::from_millis(1500) && took < Duration::from_millis(3500),
+        took >= Duration::from_millis(1500) && took < Duration::from_secs(15),
         "{took:?}"
     );
     assert_eq!(up.truth().running, 0);

@@ -11,9 +11,12 @@ use tidegate::telemetry::access_log::Memory;
 use tidegate_rig::{FakeUpstream, RawClient, Script};
 
 /// Bound of a wait for something that takes milliseconds when nothing is wrong.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// Within this time of a client's leaving its upstream connection must be gone.
-pub(crate) const CANCEL: Duration = Duration::from_millis(500);
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+/// Within this time of a client's leaving its upstream connection must be gone: less than every timeout that would end the call by itself,
+/// and more than a busy machine stands still. How soon it is gone is measured by the rig.
+pub(crate) const CANCEL: Duration = Duration::from_secs(2);
+/// What the kernel has taken nothing of for this long it will not take.
+pub(crate) const STUCK: Duration = Duration::from_millis(500);
 pub(crate) const LOCALHOST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";

@@ -596,7 +596,8 @@ mod tests {
             upstream: None,
         };
         let waiting = |sockets: Sockets| sockets.count("TIME_WAIT");
-        assert_eq!(waiting(watched.sockets()), 1);
+        // A port may still have ends of whoever had it before.
+        assert!(waiting(watched.sockets()) >= 1);
         let ours = watched.from_now();
         // A process that holds none of them.
         watched.pid = Some(999_999_999);

@@ -408,9 +408,9 @@ async fn c51_an_expired_call_is_no_finished_one() {
             only(c).slots = slots(STREAMS.len() + forms().len());
             only(c).queue = forms().len();
             let timeouts = &mut only(c).timeouts;
-            timeouts.queue = ms(300);
-            timeouts.response_head = ms(700);
-            timeouts.total = Some(ms(1200));
+            timeouts.queue = ms(900);
+            timeouts.response_head = ms(2100);
+            timeouts.total = Some(ms(3600));
         },
         async |stage: &Stage| {
             let mut flows = Vec::new();

@@ -203,7 +203,7 @@ async fn c103_browsers_see_every_status() {
             c.cors.origins = vec![ORIGIN.to_owned()];
             c.keys = vec![key("ci", "sk-client")];
             c.limits.request_body_bytes = 20_000;
-            only(c).timeouts.response_head = ms(300);
+            only(c).timeouts.response_head = ms(2000);
         },
         async |stage: &Stage| {
             for path in routes() {

@@ -45,14 +45,18 @@ async fn c80_an_end_that_comes_late_does_not_hold_the_client() {
                 assert!(caller.rest().await.whole, "{stage}, {path}, {delay:?}");
                 if delay.is_some() {
                     // The next call comes when the connection is back.
-                    let done = stage.up.wait_for(|t| t.ended_complete > n as u64, SOON);
+                    let done = stage.up.wait_for(|t| t.ended() > n as u64, SOON);
                     done.await.expect("the upstream is done");
                 }
             }
             let opened = stage.upstream_connections();
+            // On a machine that stands still for a moment, an end in good time is late too: rarely, and it costs that one connection.
+            let truth = stage.up.truth();
+            let given_up = truth.ended() - truth.ended_complete;
             match (delay, stage.back) {
                 (None, Http::One) => assert_eq!(opened, 12, "{stage}"),
-                _ => assert!(opened <= 4, "{stage}, {delay:?}: {opened}"),
+                (None, Http::Two) => assert!(opened <= 4, "{stage}: {opened}"),
+                (Some(_), _) => assert!(opened <= 4 + given_up && given_up <= 6, "{stage}, {delay:?}: {opened}, {truth:?}"),
             }
             stage.settled().await;
             for line in stage.gate.logged(12).await {
