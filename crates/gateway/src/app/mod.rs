@@ -495,7 +495,6 @@ fn settings(
         half_close: config.server.half_close,
         head_bytes: config.limits.request_head_bytes,
         buffer_bytes: config.limits.stream_buffer_bytes,
-        tcp: tcp_options(config),
         tls,
         drain: signals.drain.clone(),
         metrics: Arc::clone(metrics),
@@ -570,11 +569,13 @@ impl Control {
         let metrics = Arc::clone(&view.metrics);
         let stop = signals.stop_accepting.clone();
         let tls = running.borrow().config.server.tls.is_some();
+        let tcp = view.tcp;
         let accept = async {
             let door = Door {
                 lanes: &lanes,
                 connections_max,
                 tls,
+                tcp,
                 metrics: &metrics,
             };
             if let Err(error) = serve::accept(data, &door, stop.raised()).await {

@@ -13,7 +13,6 @@ use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::SockRef;
 use tokio::io::{AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -31,12 +30,9 @@ use crate::call::downstream::{Answers, Downstream, Reader};
 use crate::config::HalfClose;
 use crate::signal::Signal;
 use crate::telemetry::metrics::{Metrics, ReasonLabel};
-use crate::upstream::connect::TcpOptions;
 
 /// How a client that speaks HTTP/2 without TLS begins (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// What the kernel may hold for one client. Bounds how far an answer can run ahead of its reader; autotuning would go to 4 MiB.
-const SEND_BUFFER: usize = 256 * 1024;
 /// Streams that one client may have open on one connection.
 const STREAMS_MAX: u32 = 256;
 /// Resets of streams not yet accepted; more is an attack (rapid reset), and the connection is closed.
@@ -50,7 +46,6 @@ pub struct Settings {
     pub half_close: HalfClose,
     pub head_bytes: usize,
     pub buffer_bytes: usize,
-    pub tcp: TcpOptions,
     pub tls: Option<watch::Receiver<Arc<rustls::ServerConfig>>>,
     pub drain: Signal,
     pub metrics: Arc<Metrics>,
@@ -140,8 +135,6 @@ async fn open(
     state: &Arc<IoState>,
     settings: &Settings,
 ) -> Result<Opened, OpenError> {
-    settings.tcp.apply(&tcp)?;
-    SockRef::from(&tcp).set_send_buffer_size(SEND_BUFFER)?;
     if let Some(tls) = &settings.tls {
         let config = Arc::clone(&tls.borrow());
         let shake = async {
@@ -411,10 +404,6 @@ mod tests {
                 half_close: HalfClose::Gone,
                 head_bytes: 64 * 1024,
                 buffer_bytes: 64 * 1024,
-                tcp: TcpOptions {
-                    user_timeout: far,
-                    keep_alive: far,
-                },
                 tls: None,
                 drain: Signal::default(),
                 metrics: Arc::new(Metrics::new()),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,9 +33,9 @@ pub struct TcpOptions {
 
 impl TcpOptions {
     /// No delay, keep-alive probes, and a limit for unacknowledged data, so that a peer that vanishes without FIN is noticed.
-    pub fn apply(self, tcp: &TcpStream) -> io::Result<()> {
-        tcp.set_nodelay(true)?;
+    pub fn apply(self, tcp: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(tcp);
+        socket.set_tcp_nodelay(true)?;
         socket.set_tcp_keepalive(&probes(self.keep_alive, PROBE_AGAIN))?;
         socket.set_tcp_user_timeout(Some(self.user_timeout))
     }

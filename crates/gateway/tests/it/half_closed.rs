@@ -13,7 +13,8 @@ use tokio_rustls::client::TlsStream;
 
 use crate::http2::Client;
 use crate::support::{
-    CANCEL, CHAT, Gate, SOON, STUCK, ask, deaf, gateway, gateway_at, only, slots, stream, upstream, whole,
+    CANCEL, CHAT, Gate, SOON, STUCK, ask, deaf, gateway, gateway_at, only, slots, stream, upstream,
+    whole,
 };
 use crate::tls::{Pair, connect, over, pair, serve_tls};
 

@@ -7,8 +7,8 @@ use tidegate_rig::{BlackHole, RawClient, Script};
 
 use crate::cases::stage::{Stage, on_each, routes};
 use crate::support::{
-    CANCEL, CHAT, LOCALHOST, SOON, STUCK, ask, deaf, gateway, gateway_at, only, room_for, slots, stream,
-    upstream, whole,
+    CANCEL, CHAT, LOCALHOST, SOON, STUCK, ask, deaf, gateway, gateway_at, only, room_for, slots,
+    stream, upstream, whole,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -56,7 +56,10 @@ async fn c80_an_end_that_comes_late_does_not_hold_the_client() {
             match (delay, stage.back) {
                 (None, Http::One) => assert_eq!(opened, 12, "{stage}"),
                 (None, Http::Two) => assert!(opened <= 4, "{stage}: {opened}"),
-                (Some(_), _) => assert!(opened <= 4 + given_up && given_up <= 6, "{stage}, {delay:?}: {opened}, {truth:?}"),
+                (Some(_), _) => assert!(
+                    opened <= 4 + given_up && given_up <= 6,
+                    "{stage}, {delay:?}: {opened}, {truth:?}"
+                ),
             }
             stage.settled().await;
             for line in stage.gate.logged(12).await {
