@@ -4,7 +4,6 @@
 //! the upstream connections of its calls. New connections go to the worker with the fewest: streams are long, and a balance by hash
 //! (SO_REUSEPORT) lets them pile up on one core. This module knows HTTP framing and nothing of routes; see `docs/decisions/0003`.
 
-use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::os::fd::AsFd;
@@ -15,7 +14,6 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::task::coop;
 use tokio::time::Instant;
 
 use crate::telemetry::metrics::{Metrics, ReasonLabel};
@@ -100,29 +98,19 @@ pub async fn accept(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     prepare(&listener, door.tcp)?;
+    door.take_backlog(&listener);
     let listener = TcpListener::from_std(listener)?;
-    let mut inherits = false;
     let mut stop = std::pin::pin!(stop);
     let mut complained = None;
     loop {
         let accepted = tokio::select! {
             biased;
             () = &mut stop => return Ok(()),
-            accepted = poll_fn(|cx| {
-                let polled = listener.poll_accept(cx);
-                // Otherwise it is this task's turn that is over, not the backlog.
-                inherits |= polled.is_pending() && coop::has_budget_remaining();
-                polled
-            }) => accepted,
+            accepted = listener.accept() => accepted,
         };
         // The worker registers the socket with its own reactor.
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
-            Ok((stream, peer)) => {
-                // Fails where the client has gone already.
-                if inherits || prepare(&stream, door.tcp).is_ok() {
-                    door.hand_over(stream, peer);
-                }
-            }
+            Ok((stream, peer)) => door.hand_over(stream, peer),
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
                 let reason = ReasonLabel {
@@ -159,6 +147,20 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 }
 
 impl<M: Fn() -> usize> Door<'_, M> {
+    /// Those that are older than the listener's options.
+    fn take_backlog(&self, listener: &StdListener) {
+        for _ in 0..=BACKLOG {
+            let Ok((stream, peer)) = listener.accept() else {
+                // Empty, or something that the loop will see again.
+                return;
+            };
+            // Fails where the client has gone already.
+            if stream.set_nonblocking(true).is_ok() && prepare(&stream, self.tcp).is_ok() {
+                self.hand_over(stream, peer);
+            }
+        }
+    }
+
     fn hand_over(&self, stream: StdStream, peer: SocketAddr) {
         let lanes = self.lanes;
         let total: usize = lanes.iter().map(|l| l.open.load(Ordering::Relaxed)).sum();

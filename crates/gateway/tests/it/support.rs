@@ -137,7 +137,18 @@ impl Gate {
 
     /// Waits until `what` holds.
     pub(crate) async fn eventually(&self, what: &str, holds: impl Fn(&Self) -> bool) {
-        eventually(what, || holds(self)).await;
+        eventually_or(
+            || holds(self),
+            || {
+                let lines = self.lines();
+                let last: Vec<_> = lines.iter().rev().take(3).collect();
+                format!(
+                    "never: {what}; counted: {:?}; last in the log: {last:?}",
+                    self.counted()
+                )
+            },
+        )
+        .await;
     }
 
     /// The access-log lines so far, oldest first.
@@ -147,7 +158,8 @@ impl Gate {
 
     /// Waits for `n` access-log lines.
     pub(crate) async fn logged(&self, n: usize) -> Vec<Value> {
-        eventually(&format!("{n} lines in the log"), || self.lines().len() >= n).await;
+        self.eventually(&format!("{n} lines in the log"), |g| g.lines().len() >= n)
+            .await;
         let lines = self.lines();
         assert_eq!(lines.len(), n, "{lines:#?}");
         lines
@@ -227,9 +239,13 @@ impl Gate {
 
 /// Waits until `holds`, looking each few milliseconds.
 pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    eventually_or(holds, || format!("never: {what}")).await;
+}
+
+async fn eventually_or(holds: impl Fn() -> bool, otherwise: impl Fn() -> String) {
     let end = tokio::time::Instant::now() + SOON;
     while !holds() {
-        assert!(tokio::time::Instant::now() < end, "never: {what}");
+        assert!(tokio::time::Instant::now() < end, "{}", otherwise());
         tick().await;
     }
 }
