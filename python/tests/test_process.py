@@ -139,7 +139,7 @@ interpreters.run_string(number, text) if hasattr(interpreters, "run_string") els
         "limiter.submit(threading.Event().wait)",
         "asyncio.run(leave())",
         "threading.Thread(target=limiter.call, args=(threading.Event().wait,), daemon=True).start()",
-        "limiter.ask(timeout=0.01).call(threading.Event().wait)",
+        "limiter.ask(timeout=2).call(threading.Event().wait)",
         "asyncio.run(default())",
     ],
 )
@@ -148,11 +148,11 @@ def test_exit_never_hangs_and_names_what_is_left(leftover: str) -> None:
 import asyncio, contextlib, threading, time, tidegate
 limiter = tidegate.Limiter(1, queue=5, name="models")
 async def leave():
-    await asyncio.wait_for(limiter.run(threading.Event().wait), 0.05)
+    await asyncio.wait_for(limiter.run(threading.Event().wait), 2)
 async def default():
     loop = asyncio.get_running_loop()
     loop.set_default_executor(limiter.executor())
-    await asyncio.wait_for(asyncio.to_thread(threading.Event().wait), 0.05)
+    await asyncio.wait_for(asyncio.to_thread(threading.Event().wait), 2)
 with contextlib.suppress(Exception, asyncio.TimeoutError):
     {leftover}
 while not limiter.statistics().running: time.sleep(0.001)

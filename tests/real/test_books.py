@@ -63,7 +63,7 @@ def test_a_client_that_leaves(front: Gateway, fake: Fake):
     line = front.access(answer.headers["x-request-id"])
     assert line["outcome"] == "client_closed" and line["phase"] == "streaming"
     assert line["wait_end"] == "left" and line["work_end"] == "cancelled"
-    assert line["work_ended_ms"] - line["wait_ended_ms"] < 1000
+    assert line["work_ended_ms"] - line["wait_ended_ms"] < 5000
     assert line["usage"] != "reported"
 
 

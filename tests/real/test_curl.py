@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -74,13 +73,11 @@ def test_leaving_a_silent_stream(version: str, front: Gateway, fake: Fake):
 
 
 def test_expect_100_continue(front: Gateway, fake: Fake):
-    """Without an answer to `Expect` curl waits for a second."""
+    """Without an answer to `Expect` curl would wait for longer than it is given."""
     body = CHAT | {"messages": [{"role": "user", "content": "x" * 2_000_000}]} | fake.script(tokens=1).body
-    begin = time.monotonic()
-    done = curl(front.url + PATH, body, "--header", "expect: 100-continue")
+    done = curl(front.url + PATH, body, "--header", "expect: 100-continue", "--expect100-timeout", "60")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["choices"]
-    assert time.monotonic() - begin < 0.9
 
 
 def test_head_and_get(front: Gateway):

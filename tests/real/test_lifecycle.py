@@ -58,14 +58,21 @@ class Reader(threading.Thread):
         until(lambda: self.text, 5, "the stream begins")
 
 
+def is_closed(server: Gateway) -> bool:
+    try:
+        httpx.get(f"{server.url}/v1/models")
+    except httpx.TransportError:
+        return True
+    return False
+
+
 def test_a_stream_finishes_after_sigterm(fake: Fake):
     with gateway(fake, drain="20s") as server:
-        reader = Reader(server, fake.script(tokens=40, pace_ms=40))
+        reader = Reader(server, fake.script(tokens=100, pace_ms=40))
         reader.wait_text()
         server.terminate()
-        until(lambda: not server.ready(), 2, "readiness says no")
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{server.url}/v1/models")
+        until(lambda: not server.ready(), 10, "readiness says no")
+        until(lambda: is_closed(server), 10, "no new connection is taken")
         reader.join()
         assert reader.proper and "[DONE]" in reader.text
         assert server.child.wait(5) == 0
@@ -93,7 +100,7 @@ def test_a_second_signal_ends_at_once(fake: Fake):
         reader = Reader(server, script)
         reader.wait_text()
         server.terminate()
-        until(lambda: not server.ready(), 2, "readiness says no")
+        until(lambda: not server.ready(), 10, "readiness says no")
         server.terminate()
         server.child.wait(3)
         reader.join()
@@ -133,7 +140,7 @@ def test_reload(trigger: Callable, fake: Fake):
         text = server.config_file.read_text()
         server.config_file.write_text(text.replace('models = ["fake"]', 'models = ["fake", "new"]'))
         trigger(server)
-        until(lambda: generation(server) == 2, 10, "the new configuration runs")
+        until(lambda: generation(server) >= 2, 10, "the new configuration runs")
         body = CHAT | {"model": "new"} | fake.script(tokens=1).body
         assert httpx.post(f"{server.url}/v1/chat/completions", json=body).status_code == 200
         reader.join()

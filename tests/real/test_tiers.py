@@ -96,7 +96,7 @@ def test_pings_keep_the_silence_tier_fed(hasty: Gateway, fake: Fake):
 
 def test_heartbeats(beating: Gateway, fake: Fake):
     """Comments at event boundaries, which no SDK minds."""
-    script = fake.script(tokens=5, stall={"at": {"event": 3}, "ms": 1000})
+    script = fake.script(tokens=5, stall={"at": {"event": 3}, "ms": 3000})
     answer = httpx.post(f"{beating.url}/v1/chat/completions", json=CHAT | {"stream": True} | script.body)
     blocks = answer.text.split("\n\n")
     assert sum(block.startswith(":") for block in blocks) >= 3
