@@ -238,6 +238,32 @@ async fn a_stream_ends_with_its_terminal_event() {
     assert_eq!(gate.stop()[0]["outcome"], "ok");
 }
 
+/// What broke off has nothing more to send, and so nothing that would be flushed: its client hears of it at once all the same, and not at the next
+/// PING (20 s). A whole answer, and one that is taken up again.
+#[tokio::test]
+async fn a_break_long_after_the_last_byte_is_told_at_once() {
+    let up = upstream(Script::default()).await;
+    let gate = gateway(&up, |c| graced(c, Duration::from_secs(600)));
+    let half = json!([{"text": "{\"text\":\"", "pause_ms": 2500}, {"text": "word\"}"}]);
+    let body = whole(
+        json!({"body": {"pieces": half}, "framing": "chunked", "end": "rst", "end_at": 1,
+        "headers": [["content-type", "application/json"]]}),
+    );
+    let key = named("breaks");
+    let mut left = Client::connect(&gate).await;
+    let response = left.post_named(CHAT, &key, &body).await.expect("head");
+    drop(response);
+    let mut again = Client::connect(&gate).await;
+    let taken_up = again.post_named(CHAT, &key, &body).await.expect("head");
+    assert!(taken_up.headers().contains_key("x-tidegate-attached"));
+    let mut other = Client::connect(&gate).await;
+    let response = other.post(CHAT, &body).await.expect("head");
+    for broken in [taken_up, response] {
+        let whole = tokio::time::timeout(Duration::from_secs(10), broken.into_body().collect());
+        whole.await.expect("at once").expect_err("broken off");
+    }
+}
+
 /// A stream that was reset, and one that went with its connection, are taken up over another connection of either version.
 #[tokio::test]
 async fn a_retry_takes_up_what_a_reset_stream_left() {

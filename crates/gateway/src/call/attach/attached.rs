@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use http_body::Frame;
 use tokio::time::Instant;
 
@@ -29,7 +30,11 @@ pub struct Attached {
     clock: Clock,
     /// Somebody ended this retry; the call was told.
     told: bool,
+    /// As the relay's.
+    unflushed: u64,
 }
+
+type Polled = Poll<Option<Result<Frame<Bytes>, Broken>>>;
 
 #[derive(Debug, PartialEq, Eq)]
 enum AttachedState {
@@ -66,6 +71,7 @@ impl UnstartedAttached {
         record.status(status.as_u16());
         record.phase(Phase::Streaming);
         let attached = Attached {
+            unflushed: self.downstream.flushes(),
             seat: Some(self.seat),
             record: Some(record),
             downstream: self.downstream,
@@ -91,10 +97,7 @@ impl Attached {
         self.state == AttachedState::Done
     }
 
-    pub fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<bytes::Bytes>, Broken>>> {
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
             match &self.state {
                 AttachedState::Flowing => {}
@@ -131,9 +134,9 @@ impl Attached {
                         }
                         self.end(WaitEnd::Answered, None);
                     }
-                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                    return self.hand(bytes);
                 }
-                FromTape::Beat => return Poll::Ready(Some(Ok(Frame::data(HEARTBEAT)))),
+                FromTape::Beat => return self.hand(HEARTBEAT),
                 FromTape::Complete => {
                     self.state = AttachedState::Done;
                     self.end(WaitEnd::Answered, None);
@@ -142,6 +145,11 @@ impl Attached {
                 FromTape::Replaced => self.break_off("taken_over"),
             }
         }
+    }
+
+    fn hand(&mut self, bytes: Bytes) -> Polled {
+        self.unflushed = self.downstream.flushes();
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
     /// Whoever ends the retry means the work: the call is ended, and says so in its answer.
@@ -162,7 +170,7 @@ impl Attached {
     fn break_off(&mut self, reason: &'static str) {
         self.downstream.break_off();
         self.state = AttachedState::Flushing {
-            flushes: self.downstream.flushes(),
+            flushes: self.unflushed,
         };
         self.end(WaitEnd::Failed, Some(reason));
     }

@@ -81,6 +81,7 @@ impl UnstartedRelay {
             stop_armed: false,
             flows: false,
             told: false,
+            unflushed: self.downstream.flushes(),
             dialect: self.dialect,
             state: RelayState::Flowing,
             source: self.source,
@@ -123,6 +124,8 @@ pub struct Relay {
     flows: bool,
     /// The upstream has told the client of an error itself: nothing is added to that.
     told: bool,
+    /// The count of flushes when the last frame was handed out: as long as it is that, the frame may not be on its way.
+    unflushed: u64,
     dialect: Dialect,
     state: RelayState,
     source: Source,
@@ -154,8 +157,12 @@ impl Relay {
                 RelayState::Flowing => {}
                 RelayState::Telling(event) => {
                     let event = std::mem::take(event);
+                    if !event.is_empty() {
+                        self.unflushed = self.downstream.flushes();
+                    }
+                    // Nothing new to tell may mean that no flush is to come.
                     self.state = RelayState::Flushing {
-                        flushes: self.downstream.flushes(),
+                        flushes: self.unflushed,
                     };
                     if !event.is_empty() {
                         return Poll::Ready(Some(Ok(Frame::data(event))));
@@ -206,6 +213,7 @@ impl Relay {
     fn hand(&mut self, bytes: Bytes, now: Instant) -> Polled {
         self.clock.sent = now;
         self.clock.handed = Some(now);
+        self.unflushed = self.downstream.flushes();
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
