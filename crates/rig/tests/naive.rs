@@ -30,7 +30,7 @@ fn bars() -> Bars {
         max_running_after: Some(0),
         max_mib: Some(24.0),
         max_amplification: Some(1.0),
-        max_abandoned_seconds: Some(5.0),
+        max_abandoned_seconds: Some(2.0),
         max_running: Some(u64::from(SLOTS)),
         max_errors: Some(0),
         ..Bars::default()

@@ -142,11 +142,11 @@ impl Series {
     }
 }
 
-/// Calls that ran for nobody, times how long.
+/// Calls that ran for nobody, times how long; between two looks as many as the mean of both.
 fn area(ticks: &[Tick]) -> f64 {
     let pairs = ticks.iter().zip(ticks.iter().skip(1));
     pairs
-        .map(|(from, to)| float(from.abandoned) * (to.at - from.at))
+        .map(|(from, to)| float(from.abandoned + to.abandoned) / 2.0 * (to.at - from.at))
         .sum()
 }
 
@@ -167,8 +167,11 @@ async fn looks(
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = Looks::default();
     let terminal = std::io::stderr().is_terminal();
-    while !stopped.load(Ordering::Relaxed) && seen.ticks.len() < MOST {
+    let mut goes_on = true;
+    while goes_on && seen.ticks.len() < MOST {
         every.tick().await;
+        // The last look comes after the end, so that what was left over is seen for as long as it was waited for.
+        goes_on = !stopped.load(Ordering::Relaxed);
         let before = live.open();
         let truth = match &source {
             // One that does not answer is no reason to wait.
@@ -234,6 +237,17 @@ pub(super) fn distribution(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_runs_for_nobody_is_counted_for_as_long_as_it_is_seen() {
+        let ticks = [(0.0, 0), (1.0, 8), (1.5, 8), (1.75, 0)];
+        let ticks = ticks.map(|(at, abandoned)| Tick {
+            at,
+            abandoned,
+            ..Tick::new(0.0, (0, 0), None, None, &Sockets::default())
+        });
+        assert!((area(&ticks) - 9.0).abs() < 1e-9, "{}", area(&ticks));
+    }
 
     #[test]
     fn calls_that_end_while_the_truth_is_asked_for_are_neither_queued_nor_abandoned() {
