@@ -281,10 +281,10 @@ async fn a_close_is_seen_while_a_write_is_blocked() {
 
 #[tokio::test]
 async fn work_that_runs_on_is_counted() {
-    let rig = json!({"tokens": 40, "pace_ms": 10, "on_close": "never"});
+    let rig = json!({"tokens": 300, "pace_ms": 10, "on_close": "never"});
     let (upstream, call) = leave(rig, true).await;
     assert_eq!(call.ended, Some(Ended::RanOn));
-    assert_eq!(call.tokens, 40);
+    assert_eq!(call.tokens, 300);
     assert!(call.tokens_after_peer_left > 0, "{call:?}");
     let truth = upstream.truth();
     assert_eq!(truth.tokens_after_peer_left, call.tokens_after_peer_left);
@@ -295,12 +295,12 @@ async fn work_stops_after_so_many_tokens_or_so_late() {
     let rig = json!({"tokens": 4000, "pace_ms": 2, "on_close": {"after_tokens": 5}});
     let (_, call) = leave(rig, false).await;
     assert_eq!(call.tokens_after_peer_left, 5);
-    let rig = json!({"tokens": 4000, "pace_ms": 2, "on_close": {"late_ms": 100}});
+    let rig = json!({"tokens": 4000, "pace_ms": 2, "on_close": {"late_ms": 1500}});
     let (_, call) = leave(rig, false).await;
-    assert!(call.tokens_after_peer_left > 5, "{call:?}");
+    assert!(call.tokens_after_peer_left > 0, "{call:?}");
     let gone = call.peer_gone_ns.expect("gone");
     let ended = call.ended_ns.expect("ended");
-    assert!(ended - gone >= 99_000_000);
+    assert!(ended - gone >= 1_499_000_000);
     let rig = json!({"tokens": 4000, "pace_ms": 2, "on_close": {"poll_ms": 150}});
     let (_, call) = leave(rig, false).await;
     let ended = call.ended_ns.expect("ended");
@@ -311,7 +311,7 @@ async fn work_stops_after_so_many_tokens_or_so_late() {
 async fn abandoned_work_without_a_stream_is_counted_too() {
     let upstream = start().await;
     let mut client = RawClient::connect(upstream.addr()).await.expect("connect");
-    let rig = json!({"tokens": 30, "pace_ms": 3, "on_close": "never"});
+    let rig = json!({"tokens": 1000, "pace_ms": 3, "on_close": "never"});
     client
         .post("/v1/chat/completions", &chat(json!({"rig": rig})))
         .await
@@ -325,7 +325,7 @@ async fn abandoned_work_without_a_stream_is_counted_too() {
         .wait_for_call(|c| c.ended.is_some(), SOON)
         .await
         .expect("ends");
-    assert_eq!((call.ended, call.tokens), (Some(Ended::RanOn), 30));
+    assert_eq!((call.ended, call.tokens), (Some(Ended::RanOn), 1000));
 }
 
 #[tokio::test]

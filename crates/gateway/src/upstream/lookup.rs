@@ -127,6 +127,14 @@ mod tests {
             let done = other.addresses(|| Ok(here()));
             let done = tokio::time::timeout(Duration::from_secs(10), done).await;
             assert_eq!(done.expect("in time").expect("an answer"), here());
+            // Its thread may have been late to begin; a second one would have begun with it.
+            let begun = async {
+                while asked.load(Ordering::Relaxed) == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let begun = tokio::time::timeout(Duration::from_secs(10), begun).await;
+            begun.expect("it was asked");
             assert_eq!(asked.load(Ordering::Relaxed), 1);
             drop(go_on);
             assert_eq!(ask().await.expect("an answer"), here());

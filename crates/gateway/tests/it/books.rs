@@ -128,7 +128,7 @@ async fn the_first_token_is_the_first_delta_that_says_something() {
         ),
         text(
             "data: {\"choices\":[{\"delta\":{\"content\":\"\"}}]}\n\n",
-            80
+            1500
         ),
         text(
             "data: {\"choices\":[{\"delta\":{\"reasoning_content\":\"hm\"}}]}\n\n",
@@ -149,7 +149,7 @@ async fn the_first_token_is_the_first_delta_that_says_something() {
     };
     assert!(at("first_byte_ms") >= at("head_ms"));
     assert!(
-        at("first_token_ms") >= at("first_byte_ms") + 100.0,
+        at("first_token_ms") >= at("first_byte_ms") + 500.0,
         "{line}"
     );
     assert!(at("work_ended_ms") >= at("first_token_ms"));
@@ -225,7 +225,7 @@ async fn each_step_of_a_whole_answer_has_its_own_moment() {
         let at = line[name].as_f64();
         at.unwrap_or_else(|| panic!("{name}: {line}"))
     };
-    let mut queued_for = Vec::new();
+    let (mut queued_for, mut in_one_piece) = (Vec::new(), 0);
     for line in &lines {
         let at = |name| at(line, name);
         let order = [
@@ -244,9 +244,14 @@ async fn each_step_of_a_whole_answer_has_its_own_moment() {
         }
         assert!(at("head_ms") - at("sent_ms") >= 299.0, "{line}");
         assert!(at("work_ended_ms") - at("sent_ms") >= 329.0, "{line}");
-        assert_eq!(at("work_ended_ms"), at("settled_ms"), "{line}");
+        // Later than that its head may have gone on before its end was here.
+        if at("work_ended_ms") - at("head_ms") < 200.0 {
+            assert_eq!(at("work_ended_ms"), at("settled_ms"), "{line}");
+            in_one_piece += 1;
+        }
         queued_for.push(at("admitted_ms") - at("queued_ms"));
     }
+    assert!(in_one_piece > 0, "{lines:?}");
     queued_for.sort_by(f64::total_cmp);
     assert_eq!(queued_for[0], 0.0, "it had its slot at once: {lines:?}");
     assert!(queued_for[1] > 0.0, "it waited for the other: {lines:?}");
@@ -364,9 +369,9 @@ async fn the_text_of_an_error_is_no_output() {
 #[tokio::test]
 async fn background_responses_run_on_and_are_counted_as_abandoned() {
     for script in [
-        json!({"tokens": 20, "pace_ms": 20.0}),
-        json!({"tokens": 3, "delay_ms": 400}),
-        json!({"tokens": 3, "first_ms": 400}),
+        json!({"tokens": 20, "pace_ms": 75.0}),
+        json!({"tokens": 3, "delay_ms": 1500}),
+        json!({"tokens": 3, "first_ms": 1500}),
     ] {
         for streaming in [true, false] {
             if !streaming && script["first_ms"].is_u64() {
@@ -380,7 +385,7 @@ async fn background_responses_run_on_and_are_counted_as_abandoned() {
             up.wait_for(|t| t.running == 1, SOON)
                 .await
                 .expect("running");
-            if streaming && script["pace_ms"] == 20.0 {
+            if streaming && script["pace_ms"] == 75.0 {
                 client.final_head().await.expect("head");
                 client.events(2).await.expect("events");
             }
@@ -443,8 +448,8 @@ async fn each_call_is_in_exactly_one_outcome() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| {
         let timeouts = &mut only(c).timeouts;
-        timeouts.response_head = Duration::from_millis(100);
-        timeouts.silence = Duration::from_millis(300);
+        timeouts.response_head = Duration::from_secs(2);
+        timeouts.silence = Duration::from_secs(2);
     });
     run(&gate, CHAT, &stream(json!({"tokens": 2}))).await;
     run(

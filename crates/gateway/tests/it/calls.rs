@@ -9,8 +9,8 @@ use tidegate_rig::{FakeUpstream, RawClient, Script};
 
 use crate::h2::Client as H2Client;
 use crate::support::{
-    CANCEL, CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, ask, deaf, endpoint, gateway, only,
-    slots, stream, upstream, whole,
+    CANCEL, CHAT, Gate, LOCALHOST, MESSAGES, RESPONSES, SOON, ask, endpoint, gateway, only, slots,
+    stream, upstream, whole,
 };
 
 /// A request on the admin port: status and body.
@@ -57,8 +57,7 @@ pub(crate) async fn the_call(gate: &Gate, what: &str, holds: impl Fn(&Value) -> 
 #[tokio::test]
 async fn upstreams_and_endpoints_are_shown_with_what_they_last_failed_with() {
     let up = upstream(Script::default()).await;
-    let (closed, gone) = deaf();
-    drop(closed);
+    let gone = tidegate_rig::free_port().expect("a port");
     let gate = gateway(&up, |c| {
         with_admin(c);
         only(c).slots = slots(2);
@@ -114,8 +113,7 @@ async fn upstreams_and_endpoints_are_shown_with_what_they_last_failed_with() {
 #[tokio::test]
 async fn readiness_can_be_asked_with_the_model_servers() {
     let up = upstream(Script::default()).await;
-    let (closed, gone) = deaf();
-    drop(closed);
+    let gone = tidegate_rig::free_port().expect("a port");
     let dead = gateway(&up, |c| {
         with_admin(c);
         only(c).endpoints = vec![endpoint(gone)];
@@ -406,11 +404,12 @@ async fn post_as(gate: &Gate, who: &str, path: &str, body: &str) -> RawClient {
 /// The synchronous SDK in another thread: its read ends because somebody said the call's id.
 #[tokio::test]
 async fn a_client_ends_its_own_blocked_call_and_nobody_elses() {
-    for contract in [Contract::Cancel, Contract::Linger] {
+    let both = async |contract| {
         for at in [json!("head"), json!({"event": 2})] {
             cancelled_by_id(contract, at).await;
         }
-    }
+    };
+    tokio::join!(both(Contract::Cancel), both(Contract::Linger));
 }
 
 async fn cancelled_by_id(contract: Contract, at: Value) {
@@ -424,7 +423,7 @@ async fn cancelled_by_id(contract: Contract, at: Value) {
         c.keys = vec![key("mine"), key("other")];
         only(c).slots = slots(4);
         only(c).abandon.contract = contract;
-        only(c).abandon.time = Duration::from_millis(500);
+        only(c).abandon.time = Duration::from_secs(3);
     });
     let body = stream(json!({"stall": {"at": at}})).to_string();
     let mut blocked = post_as(&gate, "mine", CHAT, &body).await;

@@ -474,14 +474,14 @@ async fn waste_is_counted_and_a_retry_is_linked_to_what_it_left() {
         let gate = gateway(&up, |c| {
             contract(c, contract_is);
             only(c).models = vec!["ti*".into()];
-            only(c).abandon.time = Duration::from_secs(2);
+            only(c).abandon.time = Duration::from_secs(4);
             let price = tidegate::config::Price {
                 input: 1.0,
                 output: 1e6,
             };
             c.prices.insert("ti*".into(), price);
         });
-        let body = stream(json!({"tokens": 40, "pace_ms": 40.0, "usage": "yes"})).to_string();
+        let body = stream(json!({"tokens": 75, "pace_ms": 40.0, "usage": "yes"})).to_string();
         let post = async |retry: &str| {
             let mut client = gate.client().await;
             let headers = [("x-stainless-retry-count", retry)];
@@ -501,9 +501,9 @@ async fn waste_is_counted_and_a_retry_is_linked_to_what_it_left() {
         let millis = first["wasted_ms"].as_f64().expect("a number");
         match contract_is {
             Contract::Cancel => assert_eq!(tokens, 0.0, "{first}"),
-            // 40 tokens in all, some of them before; 25 a second for two seconds.
-            Contract::Drain => assert!((20.0..40.0).contains(&tokens), "{first}"),
-            Contract::Linger => assert!(tokens > 0.0 && millis >= 2000.0, "{first}"),
+            // 75 tokens in all, some of them before; 25 a second for three seconds.
+            Contract::Drain => assert!((20.0..75.0).contains(&tokens), "{first}"),
+            Contract::Linger => assert!(tokens > 0.0 && millis >= 4000.0, "{first}"),
         }
         assert_eq!(first["wasted_money"].as_f64(), Some(tokens), "one each");
         let labels = [("model", "ti*"), ("key", "anonymous"), ("source", known)];

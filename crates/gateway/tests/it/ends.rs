@@ -273,6 +273,23 @@ async fn content_is_never_followed_by_another_servers_answer() {
     assert_eq!(up.truth().calls_begun + other.truth().calls_begun, 4);
 }
 
+/// Whether a break in mid-answer was a 502 in JSON. If not, it came after the time for which the head is held back, and was to be seen.
+async fn half_is_502(gate: &Gate, path: &str, end: Value) -> bool {
+    let mut client = gate.post(path, &whole(end.clone())).await;
+    let head = client.final_head().await.expect("head");
+    let (body, ended) = client.rest().await.expect("body");
+    if head.status == 200 {
+        assert!(!ended.looks_whole(), "{path} {end}");
+        return false;
+    }
+    assert_eq!((head.status, ended), (502, BodyEnd::Clean), "{path} {end}");
+    assert_eq!(head.header("content-type"), Some("application/json"));
+    assert_eq!(head.header("x-tidegate-started"), Some("true"));
+    let json: Value = serde_json::from_slice(&body).expect("json");
+    assert!(json["error"]["message"].is_string(), "{json}");
+    true
+}
+
 #[tokio::test]
 async fn half_an_answer_in_one_piece_is_a_502_or_a_visible_break() {
     let up = upstream(Script::default()).await;
@@ -284,14 +301,12 @@ async fn half_an_answer_in_one_piece_is_a_502_or_a_visible_break() {
             json!({"end": "short_length"}),
             json!({"end": "bad_chunk", "framing": "chunked"}),
         ] {
-            let mut client = gate.post(path, &whole(end.clone())).await;
-            let head = client.final_head().await.expect("head");
-            let (body, ended) = client.rest().await.expect("body");
-            assert_eq!((head.status, ended), (502, BodyEnd::Clean), "{path} {end}");
-            assert_eq!(head.header("content-type"), Some("application/json"));
-            assert_eq!(head.header("x-tidegate-started"), Some("true"));
-            let json: Value = serde_json::from_slice(&body).expect("json");
-            assert!(json["error"]["message"].is_string(), "{json}");
+            let mut tries = 0;
+            while !half_is_502(&gate, path, end.clone()).await {
+                // Where the end came too late the 200 was out: not each time.
+                tries += 1;
+                assert!(tries < 5, "{path} {end}: never a 502");
+            }
         }
     }
     // Too long to be held back until it is complete: the 200 is out when the upstream breaks.

@@ -49,8 +49,10 @@ async fn after_the_grace_there_is_nothing_to_resume() {
     let up = upstream(Script::default()).await;
     for ends in [true, false] {
         up.reset();
-        let gate = gateway(&up, |c| graced(c, Duration::from_millis(300)));
-        let body = stuck(ends.then_some(50));
+        // One ends well within its grace, the other never does.
+        let grace = if ends { 4000 } else { 300 };
+        let gate = gateway(&up, |c| graced(c, Duration::from_millis(grace)));
+        let body = stuck(ends.then_some(1500));
         let key = named("late");
         let mut client = post(&gate, CHAT, &key, &body).await;
         let peer = client.local_addr().expect("an address");
@@ -210,7 +212,7 @@ async fn a_failure_in_the_grace_is_told_to_the_retry() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| graced(c, LONG));
     let mid = |fault: Value| {
-        let mut rig = json!({"tokens": 9, "stall": {"at": {"event": 4}, "ms": 300}});
+        let mut rig = json!({"tokens": 9, "stall": {"at": {"event": 4}, "ms": 2500}});
         rig.as_object_mut()
             .expect("fields")
             .extend(fault.as_object().expect("fields").clone());
@@ -237,7 +239,7 @@ async fn a_failure_in_the_grace_is_told_to_the_retry() {
         assert_ne!(first["outcome"], "client_closed", "{first}");
     }
     // Before the head: its own status.
-    let body = stream(json!({"delay_ms": 300, "status": 418}));
+    let body = stream(json!({"delay_ms": 2500, "status": 418}));
     let mut client = post(&gate, CHAT, &named("refused"), &body).await;
     up.wait_for(|t| t.running == 1, SOON).await.expect("sent");
     client.send("").await.expect("still there");
@@ -255,7 +257,7 @@ async fn a_drain_ends_the_grace() {
     let up = upstream(Script::default()).await;
     let gate = gateway(&up, |c| graced(c, LONG));
     left(&gate, &named("running"), &stuck(None)).await;
-    let body = stuck(Some(100));
+    let body = stuck(Some(2000));
     let mut client = post(&gate, CHAT, &named("kept"), &body).await;
     client.final_head().await.expect("head");
     client.events(3).await.expect("events");
@@ -387,7 +389,7 @@ async fn a_long_answer_in_one_piece_is_delivered_when_its_last_byte_is() {
     let text = "x".repeat(1000);
     let mut body = stream(json!({"framing": "length",
         "headers": [["content-type", "application/json"]],
-        "body": {"pieces": [{"text": text, "times": 5, "pause_ms": 150}]}}));
+        "body": {"pieces": [{"text": text, "times": 5, "pause_ms": 700}]}}));
     body["stream"] = json!(false);
     let key = named("slow");
     let mut client = post(&gate, CHAT, &key, &body).await;

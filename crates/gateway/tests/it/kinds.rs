@@ -36,7 +36,9 @@ async fn waste_is_unknown_where_nothing_is_known_of_the_server() {
         });
         let client = gate.post(CHAT, &body).await;
         // Long enough for a pace.
-        up.wait_for(|t| t.tokens > 20, SOON).await.expect("it runs");
+        up.wait_for(|t| t.tokens > 100, SOON)
+            .await
+            .expect("it runs");
         client.leave_fin();
         let line = gate.logged(1).await.remove(0);
         assert_eq!(
@@ -48,11 +50,13 @@ async fn waste_is_unknown_where_nothing_is_known_of_the_server() {
         if known == "assumed" {
             assert!(line["wasted_tokens"].is_null(), "{line}");
         } else {
-            // 33 ms, at most a token each 10 ms; not 25 of the time that the slot is kept.
-            let tokens = line["wasted_tokens"].as_f64().expect("a number");
-            assert!((1.0..=4.0).contains(&tokens), "{line}");
-            let millis = line["wasted_ms"].as_f64().expect("a number");
-            assert!((33.0..200.0).contains(&millis), "{line}");
+            let at = |name: &str| line[name].as_f64().expect("a number");
+            // What came in 33 ms at the pace that was seen, give or take what came meanwhile; not in the 250 for which the slot is kept.
+            let pace = at("output_tokens") / (at("wait_ended_ms") - at("first_token_ms"));
+            let tokens = at("wasted_tokens");
+            assert!((1.0..120.0 * pace).contains(&tokens), "{pace} {line}");
+            let seen = at("work_ended_ms") - at("wait_ended_ms");
+            assert!((at("wasted_ms") - seen - 33.0).abs() < 1.0, "{line}");
         }
     }
 }
@@ -72,7 +76,9 @@ async fn a_price_holds_for_the_names_that_stand_for_its_model() {
     });
     let body = stream(json!({"tokens": 400, "pace_ms": 10.0}));
     let client = gate.post(CHAT, &body).await;
-    up.wait_for(|t| t.tokens > 20, SOON).await.expect("it runs");
+    up.wait_for(|t| t.tokens > 100, SOON)
+        .await
+        .expect("it runs");
     client.leave_fin();
     let line = gate.logged(1).await.remove(0);
     assert_eq!(line["model"], "tiny", "{line}");

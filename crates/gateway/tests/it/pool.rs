@@ -8,8 +8,8 @@ use tidegate::config::{Config, Kind, UnknownModels, Upstream};
 use tidegate_rig::{BodyEnd, FakeUpstream, RawClient, Script};
 
 use crate::support::{
-    CHAT, Gate, MESSAGES, RESPONSES, SOON, ask, endpoint, eventually, gateway, only, slots, stream,
-    upstream, whole,
+    CHAT, Gate, MESSAGES, RESPONSES, SOON, ask, endpoint, eventually, gateway, gateway_at, only,
+    slots, stream, upstream, whole,
 };
 
 async fn answered(client: &mut RawClient) -> (u16, Vec<u8>, BodyEnd) {
@@ -225,19 +225,11 @@ async fn c25_c54_an_endpoint_that_refuses_is_left_out_and_comes_back() {
 
 #[tokio::test]
 async fn all_endpoints_refuse_is_a_502_after_each_was_tried_once() {
-    let (one, two) = (
-        upstream(Script::default()).await,
-        upstream(Script::default()).await,
-    );
-    let gate = gateway(&one, pool_of(&[&one, &two], Duration::from_secs(5)));
-    let (a, b) = (one.addr(), two.addr());
-    drop((one, two));
-    eventually("both are gone", || {
-        [a, b]
-            .iter()
-            .all(|p| std::net::TcpStream::connect(p).is_err())
-    })
-    .await;
+    let closed = || tidegate_rig::free_port().expect("a port");
+    let gate = gateway_at(closed(), |c| {
+        only(c).endpoints.push(endpoint(closed()));
+        only(c).pool.eject = Duration::from_secs(5);
+    });
     for _ in 0..2 {
         let (status, ..) = call(&gate, &whole(json!({}))).await;
         assert_eq!(
@@ -335,14 +327,13 @@ async fn models_are_routed_renamed_listed_and_refused() {
 /// The list is of what answers and what is configured; a dead upstream takes nothing away from the others.
 #[tokio::test]
 async fn the_list_of_models_outlives_an_upstream() {
-    let (one, two) = (
-        upstream(Script::default()).await,
-        upstream(Script::default()).await,
-    );
+    let one = upstream(Script::default()).await;
+    let closed = tidegate_rig::free_port().expect("a port");
     let gate = gateway(&one, |c| {
-        c.upstreams = vec![named("one", &one, &["tiny"]), named("two", &two, &["big"])]
+        let mut two = Upstream::new("two", Kind::Other, vec![endpoint(closed)]);
+        two.models = vec!["big".to_owned()];
+        c.upstreams = vec![named("one", &one, &["tiny"]), two];
     });
-    two.stop();
     let mut client = gate.client().await;
     client
         .request(

@@ -45,7 +45,7 @@ async fn a_storm_wastes_next_to_nothing() {
         let (addr, way) = (gate.addr(), WAYS[n % 2]);
         clients.spawn(async move {
             let mut client = RawClient::connect(addr).await.expect("connect");
-            let ask = stream(json!({"tokens": 500, "pace_ms": 20.0}));
+            let ask = stream(json!({"tokens": 500, "pace_ms": 80.0}));
             client.post(CHAT, &ask.to_string()).await.expect("sent");
             client.final_head().await.expect("head");
             client.events(5).await.expect("events");

@@ -46,9 +46,11 @@ async fn an_upload_that_stops_is_a_408_and_gives_its_slot_back() {
 #[tokio::test]
 async fn the_time_for_the_head_begins_with_the_end_of_the_body() {
     let up = upstream(Script::default()).await;
-    let gate = gateway(&up, |c| only(c).timeouts.response_head = SHORT);
+    let limit = Duration::from_secs(2);
+    let gate = gateway(&up, |c| only(c).timeouts.response_head = limit);
     let mut client = begin(&gate).await;
-    let pause = SHORT / 5;
+    // Twelve of them.
+    let pause = limit / 6;
     let rest = vec![b'x'; 100_000 - 5];
     client.dribble(&rest, 9_000, pause).await.expect("sent");
     assert_eq!(client.final_head().await.expect("head").status, 200);

@@ -8,9 +8,7 @@ use super::framing::ends;
 use super::stage::{Http, STREAMS, Stage, forms, ms, on_each, routes};
 use super::waits::told;
 use crate::ends::{assert_error, assert_no_end, errors};
-use crate::support::{
-    Gate, eventually, gateway_at, only, room_for, slots, stream, upstream, whole,
-};
+use crate::support::{Gate, gateway_at, only, room_for, slots, stream, upstream, whole};
 
 async fn run(stage: &Stage, path: &str, script: Value) -> Rest {
     let mut caller = stage.post(path, &stream(script)).await;
@@ -221,14 +219,7 @@ async fn c44_no_connection_is_a_502_in_json() {
     })
     .await;
     let plain = up.addr();
-    let nobody = {
-        let gone = upstream(tidegate_rig::Script::default()).await;
-        gone.addr()
-    };
-    eventually("nobody listens", || {
-        std::net::TcpStream::connect(nobody).is_err()
-    })
-    .await;
+    let nobody = tidegate_rig::free_port().expect("a port");
     for url in [
         format!("http://{nobody}"),
         "http://no-such-host.invalid:9".to_owned(),

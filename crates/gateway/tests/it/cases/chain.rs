@@ -106,7 +106,7 @@ async fn balancer(to: SocketAddr, idle: Duration) -> (SocketAddr, AbortHandle) {
     (addr, task.abort_handle())
 }
 
-const IDLE: Duration = ms(900);
+const IDLE: Duration = ms(2000);
 
 /// A long silence behind a balancer that cuts idle connections.
 fn thinks() -> serde_json::Value {

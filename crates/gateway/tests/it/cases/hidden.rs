@@ -213,7 +213,7 @@ async fn c118_frames_that_are_no_request_keep_no_connection() {
     on_backs(
         Http::Two,
         |c| {
-            only(c).timeouts.request_head = ms(400);
+            only(c).timeouts.request_head = ms(2000);
             c.server.keep_alive = ms(800);
         },
         async |stage: &Stage| {
@@ -233,7 +233,7 @@ async fn c118_frames_that_are_no_request_keep_no_connection() {
             }
             // Whatever is sent now and then.
             let feeds = [frame(PING, 0, 0, &[7; 8]), frame(SETTINGS, 0, 0, &[])];
-            for feed in &feeds {
+            let fed = async |feed: &Vec<u8>| {
                 let mut frames = Frames::connect(stage.gate.addr()).await;
                 let mut pause = tokio::time::interval(ms(20));
                 let fed = async {
@@ -243,7 +243,8 @@ async fn c118_frames_that_are_no_request_keep_no_connection() {
                 };
                 let fed = tokio::time::timeout(SOON, fed).await;
                 fed.unwrap_or_else(|_| panic!("{stage}: fed for ever: {feed:?}"));
-            }
+            };
+            tokio::join!(fed(&feeds[0]), fed(&feeds[1]));
             for mut frames in deaf {
                 frames.closed().await;
             }

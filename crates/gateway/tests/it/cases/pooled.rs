@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 use tidegate::config::Config;
@@ -208,34 +209,43 @@ impl Drop for Middlebox {
 /// Idle connections that are dead without a word: the call that meets one ends by its own limit, and none is tried after the other.
 #[tokio::test]
 async fn c86_a_dead_idle_connection_costs_one_call_its_own_limit() {
-    for down in [Http::One, Http::Two] {
-        let stage = Stage::new((down, Http::One), |_| {}).await;
-        let middle = Middlebox::start(stage.up.addr()).await;
-        let gate = gateway_at(middle.addr, |c| {
-            c.server.workers = slots(1);
-            only(c).timeouts.response_head = ms(600);
-            only(c).pool.idle = SOON * 6;
-        });
-        let mut warm = Vec::new();
-        for _ in 0..3 {
-            let mut caller = Caller::connect(down, gate.addr()).await;
-            caller.post(CHAT, &whole(json!({"delay_ms": 100}))).await;
-            warm.push(caller);
-        }
-        for mut caller in warm {
-            assert_eq!(caller.answer().await.0.status, 200);
-        }
-        assert_eq!(gate.metric("upstream_connections", &[]), 3.0);
-        middle.swallow();
+    tokio::join!(
+        Box::pin(dead_idle(Http::One)),
+        Box::pin(dead_idle(Http::Two))
+    );
+}
+
+async fn dead_idle(down: Http) {
+    const LIMIT: Duration = ms(3000);
+    let stage = Stage::new((down, Http::One), |_| {}).await;
+    let middle = Middlebox::start(stage.up.addr()).await;
+    let gate = gateway_at(middle.addr, |c| {
+        c.server.workers = slots(1);
+        only(c).timeouts.response_head = LIMIT;
+        only(c).pool.idle = SOON * 6;
+    });
+    let mut warm = Vec::new();
+    for _ in 0..3 {
         let mut caller = Caller::connect(down, gate.addr()).await;
-        caller.post(CHAT, &whole(json!({}))).await;
-        let (head, rest) = caller.answer().await;
-        assert_eq!(head.status, 504, "{stage}: {}", rest.text());
-        let line = gate.line_of(caller.peer()).await;
-        assert_eq!(line["attempts"], 1, "{stage}: {line}");
-        let took = line["wait_ended_ms"].as_f64().expect("a number");
-        assert!(took < 1100.0, "{stage}: one limit, not three: {line}");
+        caller.post(CHAT, &whole(json!({"delay_ms": 1500}))).await;
+        warm.push(caller);
     }
+    // All at once, so that each has a connection of its own.
+    stage.running(3).await;
+    for mut caller in warm {
+        assert_eq!(caller.answer().await.0.status, 200);
+    }
+    assert_eq!(gate.metric("upstream_connections", &[]), 3.0);
+    middle.swallow();
+    let mut caller = Caller::connect(down, gate.addr()).await;
+    caller.post(CHAT, &whole(json!({}))).await;
+    let (head, rest) = caller.answer().await;
+    assert_eq!(head.status, 504, "{stage}: {}", rest.text());
+    let line = gate.line_of(caller.peer()).await;
+    assert_eq!(line["attempts"], 1, "{stage}: {line}");
+    let took = line["wait_ended_ms"].as_f64().expect("a number");
+    let two = 2 * LIMIT.as_millis() as u64;
+    assert!(took < two as f64, "{stage}: one limit, not three: {line}");
 }
 
 /// A client connection may rest longer than a head may take to come, and is then closed by a limit of its own.

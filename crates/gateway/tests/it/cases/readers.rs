@@ -130,6 +130,8 @@ async fn c89_a_call_ended_from_outside_ends_though_its_client_has_stopped_readin
 /// Slow is not stopped.
 #[tokio::test]
 async fn c89_a_reader_that_is_slow_but_moves_is_served() {
+    const LIMIT: u64 = 3000;
+    const PIECE: usize = 160 * 1024;
     on_each(
         |c| only(c).timeouts.write = ms(LIMIT),
         async |stage: &Stage| {
@@ -137,12 +139,12 @@ async fn c89_a_reader_that_is_slow_but_moves_is_served() {
             let mut caller = slow(stage).await;
             caller.post(STREAMS[0], &body).await;
             caller.accepted().await;
-            let (mut read, mut pause) = (0, tokio::time::interval(ms(LIMIT / 7)));
-            // In pieces of 64 KiB: three times the limit in all.
+            let (mut read, mut pause) = (0, tokio::time::interval(ms(LIMIT / 6)));
+            // Twelve of them: twice the limit in all.
             loop {
                 pause.tick().await;
-                let now = caller.bytes(read + 65_536).await;
-                if now < read + 65_536 {
+                let now = caller.bytes(read + PIECE).await;
+                if now < read + PIECE {
                     break;
                 }
                 read = now;

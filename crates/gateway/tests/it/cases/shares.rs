@@ -1,19 +1,18 @@
 //! Keys that wait for the same slots, and what is set aside for a call before it runs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 use sha2::Digest as _;
 use tidegate::config::ClientKey;
-use tokio::task::JoinSet;
+use tidegate_rig::CallTruth;
 
 use super::caller::Caller;
-use super::stage::{STREAMS, Stage, on_each, routes};
-use crate::support::{Gate, ask, only, slots, whole};
+use super::stage::{STREAMS, Stage, far, on_each, routes};
+use crate::support::{Gate, SOON, ask, only, slots, whole};
 
 const SLOTS: usize = 8;
-/// Calls that the greedy key keeps outstanding.
+/// Calls of the greedy key that wait.
 const CROWD: usize = 60;
 const MODEST: [&str; 4] = ["b", "c", "d", "e"];
 
@@ -31,15 +30,48 @@ async fn asks(caller: &mut Caller, key: &str, path: &str, body: &Value) {
     caller.request("POST", path, &fields, body.as_bytes()).await;
 }
 
-/// Asks again and again, until told to stop.
-async fn greedy(mut caller: Caller, path: &'static str, stop: Arc<AtomicBool>) {
-    while !stop.load(Ordering::Relaxed) {
-        asks(&mut caller, "a", path, &whole(json!({"delay_ms": 50}))).await;
-        assert_eq!(caller.answer().await.0.status, 200);
+/// The calls of the greedy key, oldest first. None ends by itself.
+struct Crowd<'a> {
+    stage: &'a Stage,
+    calls: VecDeque<(String, Caller)>,
+    asked: usize,
+    /// Kept until their calls have ended.
+    rests: Vec<Option<Caller>>,
+}
+
+impl Crowd<'_> {
+    /// So many more, until that many wait.
+    async fn grow(&mut self, by: usize) {
+        for _ in 0..by {
+            let (id, path) = (format!("a-{}", self.asked), routes()[self.asked % 7]);
+            let mut caller = self.stage.caller().await;
+            let body = whole(json!({"id": id, "stall": {"at": "head"}}));
+            asks(&mut caller, "a", path, &body).await;
+            self.calls.push_back((id, caller));
+            self.asked += 1;
+        }
+        let there = |g: &Gate| g.metric("queued", &[]) as usize == CROWD;
+        self.stage.gate.eventually("a crowd waits", there).await;
+        self.stage.running(SLOTS as u64).await;
+    }
+
+    /// The one that has run longest leaves; the call that begins for it.
+    async fn next(&mut self) -> String {
+        let begun = self.stage.up.truth().calls_begun;
+        let runs = |c: &&CallTruth| c.ended.is_none() && c.peer.is_none();
+        let calls = self.stage.up.calls();
+        let ids = calls.iter().filter(runs).flat_map(|c| &c.test_id);
+        let own = |id: &String| self.calls.iter().position(|(own, _)| own == id);
+        let oldest = ids.filter_map(own).next().expect("one runs");
+        let (_, caller) = self.calls.remove(oldest).expect("it is there");
+        self.rests.push(caller.leave(self.stage.down.reset()).await);
+        let next = |c: &CallTruth| c.id == begun + 1 && c.test_id.is_some();
+        let next = self.stage.up.wait_for_call(next, SOON).await;
+        next.expect("no slot is idle").test_id.expect("it has one")
     }
 }
 
-/// One key keeps the queue full; the others are served within two calls' time, are never refused, and no slot is idle for it.
+/// One key keeps the queue full; the others are served within a call's time, are never refused, and no slot is idle for it.
 #[tokio::test]
 async fn c65_one_key_does_not_take_everything() {
     on_each(
@@ -47,40 +79,42 @@ async fn c65_one_key_does_not_take_everything() {
             c.keys = ["a"].iter().chain(&MODEST).map(|name| key(name)).collect();
             only(c).slots = slots(SLOTS);
             only(c).queue = 2 * CROWD;
+            far(c);
         },
         async |stage: &Stage| {
-            let stop = Arc::new(AtomicBool::new(false));
-            let mut crowd = JoinSet::new();
-            for n in 0..CROWD {
-                crowd.spawn(greedy(stage.caller().await, routes()[n % 7], stop.clone()));
-            }
-            let waits = |g: &Gate| g.metric("queued", &[]) as usize >= CROWD / 2;
-            stage.gate.eventually("a crowd waits", waits).await;
+            let mut crowd = Crowd {
+                stage,
+                calls: VecDeque::new(),
+                asked: 0,
+                rests: Vec::new(),
+            };
+            crowd.grow(SLOTS + CROWD).await;
             for round in 0..3 {
                 for (n, name) in MODEST.into_iter().enumerate() {
                     let id = format!("{name}-{round}");
                     let mut caller = stage.caller().await;
-                    let before = stage.up.truth().calls_begun as usize;
-                    let body = whole(json!({"id": id, "delay_ms": 50}));
+                    let body = whole(json!({"id": id}));
                     asks(&mut caller, name, routes()[(n + 4 * round) % 7], &body).await;
+                    let waits = |g: &Gate| g.metric("queued", &[]) as usize == CROWD + 1;
+                    stage.gate.eventually("it waits too", waits).await;
+                    let mut passed = 0;
+                    while crowd.next().await != id {
+                        passed += 1;
+                        // All slots once over. First come, first served: all of the crowd.
+                        assert!(passed <= SLOTS, "{stage}, {id}: {passed} went first");
+                    }
                     assert_eq!(caller.answer().await.0.status, 200, "{stage}, {id}");
-                    let calls = stage.up.calls();
-                    let own = calls.iter().position(|c| c.test_id.as_deref() == Some(&id));
-                    let passed = own.expect("it ran") - before;
-                    // All slots twice over, and once more for its way to the queue. First come, first served: all of the crowd.
-                    assert!(
-                        passed <= 3 * SLOTS,
-                        "{stage}, {id}: {passed} calls went first"
-                    );
-                    let busy = |g: &Gate| g.metric("running", &[]) as usize == SLOTS;
-                    stage.gate.eventually("every slot is used", busy).await;
+                    // One ended for each that began, and its own slot is used again.
+                    crowd.grow(passed + 1).await;
                 }
             }
-            assert_eq!(stage.up.truth().max_running as usize, SLOTS, "{stage}");
-            stop.store(true, Ordering::Relaxed);
-            while let Some(lane) = crowd.join_next().await {
-                lane.expect("all are answered");
+            let refused = stage.gate.metric("calls_total", &[("outcome", "refused")]);
+            assert_eq!(refused, 0.0, "{stage}");
+            // Those that wait leave first: none of them gets a slot.
+            while let Some((_, caller)) = crowd.calls.pop_back() {
+                crowd.rests.push(caller.leave(stage.down.reset()).await);
             }
+            stage.running(0).await;
         },
     )
     .await;

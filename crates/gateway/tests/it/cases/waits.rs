@@ -172,14 +172,23 @@ async fn c19_a_stall_after_the_head_is_ended_and_told() {
 #[tokio::test]
 async fn c19_half_a_json_answer_is_a_504() {
     on_each(
-        |c| far(c).silence = ms(200),
+        |c| far(c).silence = ms(100),
         async |stage: &Stage| {
-            let half = whole(json!({"body": {"wire": [
-                {"text": "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n"},
-                {"text": "x".repeat(450), "pause_ms": 60_000}]}}));
-            let requests: Vec<_> = routes().into_iter().map(|path| (path, half.clone())).collect();
+            // Head and half in one: the time for which it is held back begins with the silence.
+            let head =
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n";
+            let text = format!("{head}{}", "x".repeat(450));
+            let half = whole(json!({"body": {"wire": [{"text": text, "pause_ms": 60_000}]}}));
+            let requests: Vec<_> = routes()
+                .into_iter()
+                .map(|path| (path, half.clone()))
+                .collect();
             for (path, mut caller) in all(stage, &requests).await {
-                assert_eq!(refused(stage, path, &mut caller).await.0, 504, "{stage}, {path}");
+                assert_eq!(
+                    refused(stage, path, &mut caller).await.0,
+                    504,
+                    "{stage}, {path}"
+                );
             }
             timed_out(stage, requests.len(), "silence").await;
         },
@@ -193,19 +202,23 @@ async fn c21_first_event_and_gap_have_budgets_of_their_own() {
     on_each(
         |c| {
             let timeouts = far(c);
-            timeouts.first_event = ms(1500);
-            timeouts.idle = ms(500);
+            timeouts.first_event = ms(5000);
+            timeouts.idle = ms(1500);
         },
         async |stage: &Stage| {
+            let mut callers = Vec::new();
             for path in STREAMS {
-                let late = stream(json!({"first_ms": 900, "pace_ms": 5, "tokens": 5}));
+                let late = stream(json!({"first_ms": 3000, "pace_ms": 5, "tokens": 5}));
                 let gap = stream(json!({"stall": {"at": {"event": 2}}, "tokens": 5}));
                 let never = stream(json!({"first_ms": 60_000}));
-                let [mut late, mut gap, mut never] = [
+                let three = [
                     stage.post(path, &late).await,
                     stage.post(path, &gap).await,
                     stage.post(path, &never).await,
                 ];
+                callers.push((path, three));
+            }
+            for (path, [mut late, mut gap, mut never]) in callers {
                 late.accepted().await;
                 assert!(late.rest().await.whole, "{stage}, {path}");
                 told(stage, path, &mut gap).await;
@@ -223,7 +236,7 @@ async fn c21_first_event_and_gap_have_budgets_of_their_own() {
 /// No limit of a single wait, on either side, is taken for one of the whole exchange. A total is off unless it is set.
 #[tokio::test]
 async fn c22_c23_no_limit_but_the_total_ends_a_stream_that_flows() {
-    let limit = ms(600);
+    let limit = ms(2000);
     on_each(
         |c| {
             assert_eq!(only(c).timeouts.total, None, "off by default");
@@ -241,8 +254,8 @@ async fn c22_c23_no_limit_but_the_total_ends_a_stream_that_flows() {
             timeouts.write = limit;
         },
         async |stage: &Stage| {
-            // Five times as long as any limit.
-            let flows = stream(json!({"tokens": 60, "pace_ms": 50, "role_chunk": false}));
+            // Three times as long as any limit.
+            let flows = stream(json!({"tokens": 60, "pace_ms": 100, "role_chunk": false}));
             let requests: Vec<_> = STREAMS.map(|path| (path, flows.clone())).into();
             for (path, mut caller) in all(stage, &requests).await {
                 caller.accepted().await;
@@ -264,7 +277,7 @@ async fn c22_c23_no_limit_but_the_total_ends_a_stream_that_flows() {
 #[tokio::test]
 async fn c22_c23_the_total_is_told_in_band_and_is_nobodys_leaving() {
     on_each(
-        |c| far(c).total = Some(ms(700)),
+        |c| far(c).total = Some(ms(3000)),
         async |stage: &Stage| {
             let endless = stream(json!({"end": "never", "pace_ms": 10}));
             let requests: Vec<_> = STREAMS.map(|path| (path, endless.clone())).into();
